@@ -5,17 +5,18 @@ so that a broken one fails its own tests and not the collection of all.
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, configuration, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two busy cores decide how long one example takes, so no deadline per example: each test's own
-# time-out bounds it. "ci" tries more; the seed comes from --hypothesis-seed (see .ci/run).
+# time-out bounds it. "ci" tries more, "quick" is for the further interpreters; the seed comes from --hypothesis-seed (see .ci/run).
 settings.register_profile(
     "default",
     deadline=None,
@@ -23,8 +24,21 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     database=None,
 )
+settings.register_profile("quick", settings.get_profile("default"), max_examples=15)
 settings.register_profile("ci", settings.get_profile("default"), max_examples=120, print_blob=True)
+configuration.set_hypothesis_home_dir(ROOT / "build" / "hypothesis")
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, in words; CI may not skip the Node.js client."""
+    no_node = shutil.which("node") is None or shutil.which("npm") is None
+    no_gpu = not Path("/dev/nvidia0").exists()
+    for item in items:
+        if no_gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+        if no_node and item.get_closest_marker("node") and os.environ.get("CI") != "true":
+            item.add_marker(pytest.mark.skip(reason="Node.js or npm was not found"))
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+"""Add up the pytest reports under build/ and print one line, ``N passed, N failed, N skipped``.
+
+Exits 1 when a test failed or when there was none.
+"""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+def main() -> None:
+    """Count over all reports; each interpreter's run counts for itself."""
+    tests = failed = skipped = 0
+    for report in sorted(Path("build").glob("test-*.xml")):
+        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+            tests += int(suite.get("tests", 0))
+            failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+            skipped += int(suite.get("skipped", 0))
+    passed = tests - failed - skipped
+    sys.stdout.write(f"{passed} passed, {failed} failed, {skipped} skipped\n")
+    sys.exit(1 if failed or not passed else 0)
+
+
+main()

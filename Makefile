@@ -1,0 +1,99 @@
+# kvkeep: what a person runs. Every target makes its own environment first; all output goes under
+# build/, which git ignores.
+#
+#   PYTHON=python3.12       the interpreter for .venv (3.10 or newer)
+#   TORCH_INDEX=<url>       a package index with CPU builds of torch (the default index may hand
+#                           out a CUDA build of several GB, which works as well)
+#   ARGS="-k leases -x"     further arguments for pytest, the demo or the benchmark
+#   SEED=123                the Hypothesis seed of an earlier run
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+ARGS ?=
+SEED ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.kvkeep-setup
+NODE_MANIFESTS := $(wildcard tests/*/package.json tests/*/*/package.json)
+NODE_STAMP := build/node.stamp
+PYTEST := $(PY) -m pytest $(if $(SEED),--hypothesis-seed=$(SEED))
+SOURCES := protocol server adapter tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup node demo test slow bench lint format clean
+
+help: ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP) ## build .venv with everything the other targets need
+
+# Re-made when the dependencies or this file change; pip then finds most of it in place.
+$(STAMP): pyproject.toml Makefile
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "make: '$(PYTHON)' was not found. Install Python 3.10 or newer (Debian and Ubuntu:"; \
+	  echo "      apt-get install python3 python3-venv), or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
+	  exit 1; } >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1); kvkeep needs Python 3.10 or newer."; \
+	  echo "      Name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; exit 1; } >&2
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' has no venv module. Debian and Ubuntu ship it apart:"; \
+	  echo "      apt-get install python3-venv    (for an interpreter of its own version: python3.X-venv)"; \
+	  exit 1; } >&2
+	@echo "setting up $(VENV) with $$($(PYTHON) --version) …"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -c 'import torch' 2>/dev/null || \
+	  $(PY) -m pip install --quiet --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,dev]'
+	@touch $@
+
+# The packages of the Node.js clients in tests. Without npm their tests say that they are skipped;
+# with CI=true they fail instead.
+node: $(NODE_STAMP)
+
+$(NODE_STAMP): $(NODE_MANIFESTS)
+	@mkdir -p build
+	@if ! command -v npm >/dev/null 2>&1 || ! command -v node >/dev/null 2>&1; then \
+	  echo "Node.js or npm was not found: the tests of the Node.js client are skipped."; \
+	  test "$$CI" != true; \
+	else \
+	  for manifest in $(NODE_MANIFESTS); do \
+	    dir=$$(dirname $$manifest); verb="install --no-package-lock"; \
+	    if test -f "$$dir/package-lock.json"; then verb=ci; fi; \
+	    npm $$verb --prefix "$$dir" --no-audit --no-fund --loglevel=error || exit 1; \
+	  done; \
+	  touch $@; \
+	fi
+
+demo: setup ## the whole story in a few minutes: two engines, one cache, kill -9 in between
+	@mkdir -p build
+	@$(PY) -m adapter.conformance.demo $(ARGS)
+
+test: setup node ## every test but the slow ones
+	@mkdir -p build
+	@$(PYTEST) -m 'not slow' --junitxml=build/test-main.xml $(ARGS)
+
+slow: setup node ## the slow tests
+	@mkdir -p build
+	@$(PYTEST) -m slow --timeout=900 --junitxml=build/test-slow.xml $(ARGS)
+
+bench: setup ## what this machine does: copies, latency, start-up, memory
+	@mkdir -p build
+	@$(PY) -m server bench $(ARGS)
+
+lint: setup ## format, lint, types, import contracts
+	@$(VENV)/bin/ruff format --check $(SOURCES)
+	@$(VENV)/bin/ruff check $(SOURCES)
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --cache-dir build/import_linter_cache
+
+format: setup ## rewrite the sources in the house format
+	@$(VENV)/bin/ruff format $(SOURCES)
+	@$(VENV)/bin/ruff check --fix $(SOURCES)
+
+clean: ## remove .venv and everything that was made
+	rm -rf $(VENV) build dist *.egg-info $(foreach m,$(NODE_MANIFESTS),$(dir $(m))node_modules)
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
