@@ -1,0 +1,536 @@
+"""Every message that travels over ZMQ, as typed structs.
+
+Purpose: the types hold the ranges, so that decoding is checking. One request struct and one
+reply struct per operation; docs/protocol.md explains each. Must not know: sockets, handlers.
+Runs in: every process.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from protocol import limits
+from protocol.ids import ID_BYTES
+from protocol.layout import Bytes16, Memory, ShardPool
+from protocol.namespace import Namespace, Text
+
+VERSION_MAJOR = 1
+VERSION_MINOR = 0
+
+Version = Annotated[int, Meta(ge=0, le=65_535)]
+Id63 = Annotated[int, Meta(ge=1, le=limits.MAX_U63)]
+Request63 = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
+Count = Annotated[int, Meta(ge=0, le=limits.MAX_U32)]
+ChunkCount = Annotated[int, Meta(ge=0, le=limits.MAX_BLOCKS_PER_MESSAGE)]
+Nanos = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
+HashBlob = Annotated[
+    bytes, Meta(min_length=ID_BYTES, max_length=limits.MAX_BLOCKS_PER_MESSAGE * ID_BYTES)
+]
+PageBlob = Annotated[bytes, Meta(min_length=4, max_length=limits.MAX_BLOCKS_PER_MESSAGE * 4)]
+OptionalId = Annotated[bytes, Meta(max_length=ID_BYTES)]
+"""A 16-byte id or the empty string; checked where it is used."""
+
+
+class Op(IntEnum):
+    """Operation numbers; a number, once published, keeps its meaning for ever."""
+
+    HELLO = 1
+    REGISTER_KV_CACHE = 2
+    MAPPED = 3
+    UNREGISTER = 4
+    HEARTBEAT = 5
+    PING = 6
+    LOOKUP = 10
+    QUERY_PREFETCH_STATUS = 11
+    RETRIEVE = 12
+    RELEASE = 13
+    END_SESSION = 14
+    STORE = 20
+    COMMIT = 21
+    CANCEL = 22
+    STATS = 30
+    CLEAR = 31
+    PIN = 32
+    UNPIN = 33
+    INSPECT = 34
+    DELETE = 35
+
+
+class StopReason(IntEnum):
+    """Why a STORE or COMMIT covered less than was asked."""
+
+    NONE = 0
+    BUSY = 1
+    MISSING_PARENT = 2
+    NO_ROOM = 3
+    CLEARED = 4
+    COPY_FAILED = 5
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every body: a MessagePack map; unknown fields are refused."""
+
+
+class Request(Body, frozen=True, kw_only=True):
+    """Base of request bodies; ``op`` is the operation's number."""
+
+    op: ClassVar[Op]
+
+
+class Hello(Request, frozen=True, kw_only=True):
+    """First request of a ZMQ connection. Its fields never change; ``features`` extends it.
+
+    Attributes:
+        token: from the side socket; empty over tcp when the side socket is not known yet.
+        instance: the engine; the same as on the side socket.
+        major: protocol version wanted; another major is refused, naming ours.
+        minor: the highest minor known; the reply says which is used.
+        client: name and version for logs.
+        features: optional abilities of the client.
+    """
+
+    op: ClassVar[Op] = Op.HELLO
+    token: OptionalId
+    instance: Bytes16
+    major: Version
+    minor: Version
+    client: Text = ""
+    features: Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_CAPABILITIES)] = ()
+
+
+class HelloReply(Body, frozen=True, kw_only=True):
+    """The server's incarnation and limits.
+
+    Attributes:
+        epoch: goes into every further request.
+        arena: goes into every further request.
+        now_ns: the server's monotonic clock; deadlines are told on it.
+        major: version in use.
+        minor: version in use.
+        capabilities: operations and abilities beyond the base set.
+        max_blocks: most chunks or pages per message.
+        max_frame_bytes: longest frame accepted.
+        heartbeat_s: how often the server wants to hear of live requests.
+    """
+
+    epoch: Bytes16
+    arena: Bytes16
+    now_ns: Nanos
+    major: Version
+    minor: Version
+    capabilities: Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_CAPABILITIES)] = ()
+    max_blocks: Count
+    max_frame_bytes: Count
+    heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
+
+
+class RegisterKvCache(Request, frozen=True, kw_only=True):
+    """Announces one rank's pool.
+
+    The first registration of an instance fixes its namespace; the other ranks join it with the
+    same instance and namespace and their own rank.
+
+    Attributes:
+        namespace: identity of the KV bytes.
+        rank: 0 <= rank < namespace.num_ranks.
+        memory: where the pool lies; None for a reader that only loads.
+        pools: the pages of each shard this rank stores.
+    """
+
+    op: ClassVar[Op] = Op.REGISTER_KV_CACHE
+    namespace: Namespace
+    rank: Annotated[int, Meta(ge=0, lt=limits.MAX_READERS)]
+    memory: Memory | None
+    pools: Annotated[tuple[ShardPool, ...], Meta(max_length=limits.MAX_GROUPS)]
+
+
+class RegisterKvCacheReply(Body, frozen=True, kw_only=True):
+    """The session; its extents' descriptors follow on the side socket.
+
+    Attributes:
+        session: names this registration in later requests.
+        fingerprint: of the namespace.
+        extents: extents the server is passing on now.
+    """
+
+    session: Id63
+    fingerprint: Bytes16
+    extents: Count
+
+
+class Mapped(Request, frozen=True, kw_only=True):
+    """Reports extents that this rank has mapped and populated, or has unmapped again.
+
+    Attributes:
+        session: of this rank.
+        mapped: extent ids, u32 LE each.
+        unmapped: extent ids, u32 LE each.
+    """
+
+    op: ClassVar[Op] = Op.MAPPED
+    session: Id63
+    mapped: Annotated[bytes, Meta(max_length=limits.MAX_EXTENTS_PER_MESSAGE * 4)] = b""
+    unmapped: Annotated[bytes, Meta(max_length=limits.MAX_EXTENTS_PER_MESSAGE * 4)] = b""
+
+
+class Unregister(Request, frozen=True, kw_only=True):
+    """Ends a session; answered when no copy of it can touch its pool any more."""
+
+    op: ClassVar[Op] = Op.UNREGISTER
+    session: Id63
+
+
+class Heartbeat(Request, frozen=True, kw_only=True):
+    """Names the live requests; unretrieved leases of other requests of the instance go.
+
+    Attributes:
+        session: of the scheduler's rank.
+        requests: request keys, u64 LE each.
+    """
+
+    op: ClassVar[Op] = Op.HEARTBEAT
+    session: Id63
+    requests: Annotated[bytes, Meta(max_length=limits.MAX_LIVE_REQUESTS * 8)] = b""
+
+
+class HeartbeatReply(Body, frozen=True, kw_only=True):
+    """The incarnation that answers.
+
+    Attributes:
+        epoch: of the server that answers.
+    """
+
+    epoch: Bytes16
+
+
+class Ping(Request, frozen=True, kw_only=True):
+    """Asks nothing; the shortest way through the loop."""
+
+    op: ClassVar[Op] = Op.PING
+
+
+class Done(Body, frozen=True, kw_only=True):
+    """Reply without content."""
+
+
+class Lookup(Request, frozen=True, kw_only=True):
+    """Asks which leading chunks of a range are held, and leases them.
+
+    Attributes:
+        session: of the scheduler's rank.
+        request: request key; a further LOOKUP under it replaces the unretrieved lease.
+        start: ordinal of the first chunk asked for.
+        keys: chunk keys from ``start`` on, 16 bytes each.
+    """
+
+    op: ClassVar[Op] = Op.LOOKUP
+    session: Id63
+    request: Request63
+    start: Count
+    keys: HashBlob
+
+
+class LookupReply(Body, frozen=True, kw_only=True):
+    """What was matched and leased.
+
+    Attributes:
+        lease: 16 bytes, or empty when ``ready`` is 0.
+        ready: chunks from ``start`` on that are leased and mapped by every reader.
+        pending: further chunks on their way into L1.
+        final: nothing more will come for this request.
+    """
+
+    lease: OptionalId
+    ready: ChunkCount
+    pending: ChunkCount = 0
+    final: bool = True
+
+
+class QueryPrefetchStatus(Request, frozen=True, kw_only=True):
+    """Waits in the server for pending chunks of a LOOKUP; answered with LookupReply.
+
+    Attributes:
+        session: of the scheduler's rank.
+        request: request key of the LOOKUP.
+        wait_ms: longest wait.
+    """
+
+    op: ClassVar[Op] = Op.QUERY_PREFETCH_STATUS
+    session: Id63
+    request: Request63
+    wait_ms: Annotated[int, Meta(ge=0, le=limits.MAX_WAIT_MS)]
+
+
+class Retrieve(Request, frozen=True, kw_only=True):
+    """Asks where leased chunks lie, and pins them for every reader of the instance.
+
+    Attributes:
+        session: of the scheduler's rank.
+        lease: from LOOKUP.
+        start: ordinal of the first chunk, within the lease.
+        count: chunks.
+    """
+
+    op: ClassVar[Op] = Op.RETRIEVE
+    session: Id63
+    lease: Bytes16
+    start: Count
+    count: Annotated[int, Meta(ge=1, le=limits.MAX_BLOCKS_PER_MESSAGE)]
+
+
+class RetrieveReply(Body, frozen=True, kw_only=True):
+    """Where the leased chunks lie.
+
+    Attributes:
+        slots: SLOT_DTYPE[count, num_shards], chunk-major, shards ascending.
+        num_shards: shards per chunk.
+    """
+
+    slots: Annotated[bytes, Meta(max_length=limits.MAX_SLOTS_PER_REPLY * 16)]
+    num_shards: Annotated[int, Meta(ge=1, le=limits.MAX_SHARDS)]
+
+
+class Release(Request, frozen=True, kw_only=True):
+    """Gives back part or all of a lease; repeating it is harmless.
+
+    Attributes:
+        session: of the rank that gives back.
+        lease: which lease.
+        start: first chunk given back.
+        count: chunks; 0 means all of them.
+        all_readers: the scheduler gives back for every rank, since the lease never reached them.
+    """
+
+    op: ClassVar[Op] = Op.RELEASE
+    session: Id63
+    lease: Bytes16
+    start: Count = 0
+    count: ChunkCount = 0
+    all_readers: bool = False
+
+
+class EndSession(Request, frozen=True, kw_only=True):
+    """Ends a request: its unretrieved leases and waits go. Idempotent.
+
+    Attributes:
+        session: of the scheduler's rank.
+        request: request key.
+    """
+
+    op: ClassVar[Op] = Op.END_SESSION
+    session: Id63
+    request: Request63
+
+
+class Released(Body, frozen=True, kw_only=True):
+    """How much a release ended.
+
+    Attributes:
+        chunks: chunks whose lease ended by this.
+    """
+
+    chunks: Count
+
+
+class Store(Request, frozen=True, kw_only=True):
+    """Asks the server to pull pages of one shard; answered when the copy is complete.
+
+    Attributes:
+        session: of the rank that owns the pages.
+        store: id for COMMIT and CANCEL.
+        request: request key, for attribution.
+        shard: which shard the pages hold.
+        start: ordinal of the first chunk.
+        parent: key of chunk ``start - 1``; empty when ``start`` is 0.
+        keys: chunk keys, 16 bytes each.
+        pages: page ids, int32 LE, ``chunk_blocks`` per chunk.
+    """
+
+    op: ClassVar[Op] = Op.STORE
+    session: Id63
+    store: Id63
+    request: Request63
+    shard: Annotated[int, Meta(ge=0, lt=limits.MAX_SHARDS)]
+    start: Count
+    parent: OptionalId
+    keys: HashBlob
+    pages: PageBlob
+
+
+class StoreReply(Body, frozen=True, kw_only=True):
+    """What a STORE found and copied.
+
+    Attributes:
+        held: leading chunks that the server had already.
+        copied: chunks after those that were copied and await COMMIT.
+        stop: why fewer than all, or NONE.
+    """
+
+    held: ChunkCount
+    copied: ChunkCount
+    stop: StopReason = StopReason.NONE
+
+
+class Commit(Request, frozen=True, kw_only=True):
+    """Confirms that the copied pages held what their keys say during the whole copy.
+
+    Attributes:
+        session: of the STORE.
+        store: of the STORE.
+        count: leading copied chunks to publish; the rest is dropped.
+    """
+
+    op: ClassVar[Op] = Op.COMMIT
+    session: Id63
+    store: Id63
+    count: ChunkCount
+
+
+class CommitReply(Body, frozen=True, kw_only=True):
+    """What a COMMIT published.
+
+    Attributes:
+        published: chunks now held by this commit.
+        stop: why fewer than asked, or NONE.
+    """
+
+    published: ChunkCount
+    stop: StopReason = StopReason.NONE
+
+
+class Cancel(Request, frozen=True, kw_only=True):
+    """Withdraws a STORE; answered when no copy of it can touch the pool any more. Idempotent."""
+
+    op: ClassVar[Op] = Op.CANCEL
+    session: Id63
+    store: Id63
+
+
+class Stats(Request, frozen=True, kw_only=True):
+    """Asks for the server's counters."""
+
+    op: ClassVar[Op] = Op.STATS
+
+
+class StatsReply(Body, frozen=True, kw_only=True):
+    """The server's counters.
+
+    Attributes:
+        values: counter name to value; names are listed in docs/operations.md.
+    """
+
+    values: Annotated[dict[Text, int], Meta(max_length=1024)]
+
+
+class Clear(Request, frozen=True, kw_only=True):
+    """Forgets the chunks of one namespace, or of all.
+
+    Attributes:
+        fingerprint: of a namespace; empty for all.
+    """
+
+    op: ClassVar[Op] = Op.CLEAR
+    fingerprint: OptionalId = b""
+
+
+class ChunkCountReply(Body, frozen=True, kw_only=True):
+    """How many chunks an operation concerned.
+
+    Attributes:
+        chunks: chunks affected or found.
+    """
+
+    chunks: Count
+
+
+class Pin(Request, frozen=True, kw_only=True):
+    """Bars eviction of a prefix for a time.
+
+    Attributes:
+        fingerprint: of the namespace.
+        keys: chunk keys from chunk 0 on.
+        ttl_s: how long.
+    """
+
+    op: ClassVar[Op] = Op.PIN
+    fingerprint: Bytes16
+    keys: HashBlob
+    ttl_s: Annotated[int, Meta(ge=1, le=limits.MAX_TTL_S)]
+
+
+class Unpin(Request, frozen=True, kw_only=True):
+    """Takes back a PIN of the same prefix. Idempotent."""
+
+    op: ClassVar[Op] = Op.UNPIN
+    fingerprint: Bytes16
+    keys: HashBlob
+
+
+class Inspect(Request, frozen=True, kw_only=True):
+    """Counts the leading chunks that are complete, without leasing them."""
+
+    op: ClassVar[Op] = Op.INSPECT
+    fingerprint: Bytes16
+    keys: HashBlob
+
+
+class Delete(Request, frozen=True, kw_only=True):
+    """Forgets the named chunks and everything that continues them."""
+
+    op: ClassVar[Op] = Op.DELETE
+    fingerprint: Bytes16
+    keys: HashBlob
+
+
+class ErrorBody(Body, frozen=True, kw_only=True):
+    """Body of a reply whose code is not 0.
+
+    Attributes:
+        message: one line: what is wrong and what is valid.
+        retryable: whether the same request may succeed later.
+        detail: named facts.
+    """
+
+    message: Text
+    retryable: bool
+    detail: Annotated[
+        dict[Text, int | Text],
+        Meta(max_length=limits.MAX_DETAIL_FIELDS),
+    ] = {}
+
+
+_PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
+    (Hello, HelloReply),
+    (RegisterKvCache, RegisterKvCacheReply),
+    (Mapped, Done),
+    (Unregister, Done),
+    (Heartbeat, HeartbeatReply),
+    (Ping, Done),
+    (Lookup, LookupReply),
+    (QueryPrefetchStatus, LookupReply),
+    (Retrieve, RetrieveReply),
+    (Release, Released),
+    (EndSession, Released),
+    (Store, StoreReply),
+    (Commit, CommitReply),
+    (Cancel, Done),
+    (Stats, StatsReply),
+    (Clear, ChunkCountReply),
+    (Pin, ChunkCountReply),
+    (Unpin, ChunkCountReply),
+    (Inspect, ChunkCountReply),
+    (Delete, ChunkCountReply),
+)
+
+REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}
+REPLY_TYPES: dict[int, type[Body]] = {int(pair[0].op): pair[1] for pair in _PAIRS}
+
+
+def as_plain(body: Body) -> dict[str, Any]:
+    """A body as plain values, for logs and tests."""
+    plain: dict[str, Any] = msgspec.to_builtins(body, builtin_types=(bytes,))
+    return plain
