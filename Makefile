@@ -19,7 +19,7 @@ STAMP := $(VENV)/.kvkeep-setup
 NODE_MANIFESTS := $(wildcard tests/*/package.json tests/*/*/package.json)
 NODE_STAMP := build/node.stamp
 PYTEST := $(PY) -m pytest $(if $(SEED),--hypothesis-seed=$(SEED))
-SOURCES := protocol server adapter tests
+SOURCES := protocol server adapter tests .ci
 
 .DEFAULT_GOAL := help
 .PHONY: help setup node demo test slow bench lint format clean

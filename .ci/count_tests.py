@@ -4,7 +4,7 @@ Exits 1 when a test failed or when there was none.
 """
 
 import sys
-import xml.etree.ElementTree as ElementTree
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Count over all reports; each interpreter's run counts for itself."""
     tests = failed = skipped = 0
     for report in sorted(Path("build").glob("test-*.xml")):
-        for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        for suite in ET.parse(report).getroot().iter("testsuite"):
             tests += int(suite.get("tests", 0))
             failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             skipped += int(suite.get("skipped", 0))

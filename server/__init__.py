@@ -7,20 +7,21 @@ Importing it checks that ``protocol`` and ``adapter``, if they can be found, are
 """
 
 import importlib.util as _util
-import os as _os
 
 __distribution__ = "kvkeep"
 
 
 def _check_siblings() -> None:
     """Run ``protocol/siblings.py`` from the folder beside this one, whoever owns its name."""
-    root = _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
-    path = _os.path.join(root, "protocol", "siblings.py")
+    path = f"{__path__[0]}/../protocol/siblings.py"
     spec = _util.spec_from_file_location("_kvkeep_siblings", path)
-    if spec is None or spec.loader is None or not _os.path.isfile(path):
-        raise ImportError(f"kvkeep's install is incomplete: {path} is missing; install it again")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"Python has no loader for {path}")
     module = _util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except FileNotFoundError as error:
+        raise ImportError(f"kvkeep is incomplete, install it again: no {error.filename}") from error
     module.check(__file__)
 
 

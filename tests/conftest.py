@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, configuration, settings
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two busy cores decide how long one example takes, so no deadline per example: each test's own
-# time-out bounds it. "ci" tries more, "quick" is for the further interpreters; the seed comes from --hypothesis-seed (see .ci/run).
+# time-out bounds it. "ci" tries more, "quick" is for the further interpreters; the seed comes from
+# --hypothesis-seed (see .ci/run).
 settings.register_profile(
     "default",
     deadline=None,
