@@ -17,15 +17,40 @@ from protocol.errors import ErrorCode, RequestError
 
 T = TypeVar("T")
 
-_MAX_ARRAY = 2 * limits.MAX_REGIONS
+_MAX_ARRAY = limits.MAX_REGIONS
 _MAX_MAP = 1024
 
 
-def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a map names a key twice")
-    return result
+class _Containers:
+    """Hooks for one value: refuse what is ambiguous, and more containers than allowed.
+
+    Without the count, one frame of empty maps would cost the loop a quarter of a second.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = limits.MAX_CONTAINERS
+
+    def list_hook(self, items: list[Any]) -> list[Any]:
+        self._count()
+        return items
+
+    def map_hook(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        self._count()
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a map names a key twice")
+        return result
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {limits.MAX_CONTAINERS} arrays and maps")
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not used by this protocol")
 
 
 def plain_from_bytes(data: bytes, max_bytes: int = limits.MAX_FRAME_BYTES) -> Any:
@@ -48,12 +73,15 @@ def plain_from_bytes(data: bytes, max_bytes: int = limits.MAX_FRAME_BYTES) -> An
             bytes=len(data),
             max_bytes=max_bytes,
         )
+    containers = _Containers()
     try:
         return msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
-            object_pairs_hook=_unique,
+            list_hook=containers.list_hook,
+            object_pairs_hook=containers.map_hook,
+            ext_hook=_no_extension,
             max_str_len=4 * limits.MAX_TEXT_CHARS,
             max_bin_len=max_bytes,
             max_array_len=_MAX_ARRAY,
@@ -93,8 +121,15 @@ def bytes_from_struct(value: Any) -> bytes:
 
     Returns:
         One MessagePack value.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT for text that is no Unicode (a lone surrogate, as a file
+            name may hold) or an integer beyond 64 bits.
     """
-    return msgspec.msgpack.encode(value)
+    try:
+        return msgspec.msgpack.encode(value)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise RequestError(ErrorCode.INVALID_ARGUMENT, f"cannot be sent: {_line(error)}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -113,7 +113,18 @@ class RequestError(KvkeepError):
 
 
 class ReplyError(KvkeepError):
-    """The server answered a request of ours with an error."""
+    """The server answered a request of ours with an error.
+
+    Attributes:
+        stated_retryable: what the reply said; it knows codes newer than ours.
+    """
+
+    stated_retryable: bool | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later, unchanged: the server's word counts."""
+        return super().retryable if self.stated_retryable is None else self.stated_retryable
 
 
 class ReplyMalformedError(KvkeepError):

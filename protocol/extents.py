@@ -217,6 +217,8 @@ def unpack_header(blob: bytes) -> tuple[ExtentGeometry, ArenaId]:
         raise RequestError(ErrorCode.MALFORMED, "not an extent file of format version 1")
     if int(checksums(row)[0]) != int(row["checksum"][0]):
         raise RequestError(ErrorCode.MALFORMED, "the extent header's checksum does not match")
+    if int(row["record_bytes"][0]) != RECORD_DTYPE.itemsize:
+        raise RequestError(ErrorCode.MALFORMED, "the extent's records are not of 128 bytes")
     geometry = ExtentGeometry(
         extent=ExtentId(int(row["extent"][0])),
         fingerprint=Fingerprint(bytes(row["fingerprint"][0])),
@@ -227,6 +229,8 @@ def unpack_header(blob: bytes) -> tuple[ExtentGeometry, ArenaId]:
         num_slots=int(row["num_slots"][0]),
     )
     stated = (int(row["data_offset_bytes"][0]), int(row["file_bytes"][0]))
-    if stated != (geometry.data_offset_bytes, geometry.file_bytes):
+    sound = 1 <= geometry.payload_bytes <= geometry.slot_bytes and geometry.num_slots >= 1
+    aligned = geometry.slot_bytes % ALIGN_BYTES == 0
+    if not (sound and aligned) or stated != (geometry.data_offset_bytes, geometry.file_bytes):
         raise RequestError(ErrorCode.MALFORMED, "the extent header contradicts itself")
     return geometry, ArenaId(bytes(row["arena"][0]))

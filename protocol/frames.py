@@ -170,11 +170,15 @@ def pack_error(op: int, seq: int, error: KvkeepError) -> bytes:
         The frame.
     """
     detail = {
-        name[: limits.MAX_TEXT_CHARS]: value if isinstance(value, int) else _clip(value)
+        _clip(name): int(value) if _fits(value) else _clip(str(value))
         for name, value in list(error.detail.items())[: limits.MAX_DETAIL_FIELDS]
     }
     body = ErrorBody(message=_clip(error.message), retryable=error.retryable, detail=detail)
     return codec.bytes_from_struct((op, seq, int(error.code), body))
+
+
+def _fits(value: object) -> bool:
+    return isinstance(value, int) and -limits.MAX_U63 <= value <= limits.MAX_U63
 
 
 def _clip(text: str) -> str:
@@ -199,6 +203,7 @@ def unpack_reply(frame: bytes) -> Reply:
             said = codec.struct_from_plain(envelope.body, ErrorBody)
             error = ReplyError(code_of(envelope.code), said.message)
             error.detail = said.detail
+            error.stated_retryable = said.retryable
             return Reply(envelope.op, envelope.seq, None, error)
         kind = REPLY_TYPES.get(envelope.op)
         if kind is None:

@@ -60,7 +60,13 @@ class ReuseScope:
     instance: InstanceId | None = None
 
     def __post_init__(self) -> None:
-        """Refuses an adapter number that nothing ties to its engine."""
+        """Refuses what has no unambiguous bytes, and an adapter number tied to no engine."""
+        for number in (self.cache_salt, self.lora_local_id):
+            if number is not None and not isinstance(number, str | int):
+                raise RequestError(
+                    ErrorCode.INVALID_ARGUMENT,
+                    f"a salt is text or an integer, an adapter number an integer: not {number!r}",
+                )
         if self.lora_local_id is not None and self.instance is None:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
@@ -141,7 +147,15 @@ class BlockHashChain:
         Args:
             scope: the request's reuse scope.
             tokens_per_block: 1 and up.
+
+        Returns:
+            The chain, at the scope's seed.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT for a block without tokens.
         """
+        if tokens_per_block < 1:
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, "a block has at least one token")
         return cls(tokens_per_block=tokens_per_block, state=scope.seed())
 
     @property
@@ -173,7 +187,7 @@ class BlockHashChain:
             Number of blocks in the chain afterwards.
 
         Raises:
-            RequestError: INVALID_ARGUMENT for a token that is no int32.
+            RequestError: INVALID_ARGUMENT for a token that is no int32, or media before token 0.
         """
         done, size = self.num_blocks, self.tokens_per_block
         full = len(tokens) // size
@@ -211,6 +225,10 @@ def _int32_bytes(tokens: Sequence[int], start: int, stop: int) -> bytes:
 def _media_by_block(media: Sequence[MediaItem], tokens_per_block: int) -> dict[int, bytes]:
     fields: dict[int, bytes] = {}
     for item in media:
+        if item.first_token < 0:  # its digest would enter no block: another's KV could be served
+            raise RequestError(
+                ErrorCode.INVALID_ARGUMENT, f"media cannot begin at token {item.first_token}"
+            )
         block, offset = divmod(item.first_token, tokens_per_block)
         value = struct.pack("<I", offset) + item.digest
         fields[block] = fields.get(block, b"") + tagged(_TAG_MEDIA, value)

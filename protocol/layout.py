@@ -149,8 +149,17 @@ def pack_pages(pages: NDArray[np.int32] | list[int]) -> bytes:
 
     Returns:
         bytes[4 * n].
+
+    Raises:
+        RequestError: PAGE_OUT_OF_RANGE for an id that is no int32: never another page instead.
     """
-    return np.asarray(pages, dtype=PAGE_DTYPE).tobytes()
+    given = np.asarray(pages)
+    if given.dtype == PAGE_DTYPE:
+        return given.tobytes()
+    packed = given.astype(PAGE_DTYPE)
+    if not np.array_equal(packed, given):
+        raise RequestError(ErrorCode.PAGE_OUT_OF_RANGE, "page ids must be integers in int32")
+    return packed.tobytes()
 
 
 def unpack_pages(blob: bytes, num_pages: int) -> NDArray[np.int32]:

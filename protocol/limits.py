@@ -18,6 +18,9 @@ MAX_BLOCKS_PER_MESSAGE: Final = 16_384
 MAX_SLOTS_PER_REPLY: Final = 32_768
 """Most slot descriptors in one RETRIEVE reply: chunks times shards."""
 
+MAX_CONTAINERS: Final = 4096
+"""Most arrays and maps in one frame, so that a frame of a million tiny ones costs little."""
+
 MAX_SIDE_BYTES: Final = 4096
 """Longest packet on the side socket."""
 

@@ -78,6 +78,14 @@ class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     num_ranks: Annotated[int, Meta(ge=1, le=limits.MAX_READERS)] = 1
     groups: Annotated[tuple[LayerGroup, ...], Meta(min_length=1, max_length=limits.MAX_GROUPS)]
 
+    def __post_init__(self) -> None:
+        """Refuses more shards than a message can name; a decoder reports it as MALFORMED."""
+        if self.num_shards > limits.MAX_SHARDS:
+            raise ValueError(
+                f"{len(self.groups)} groups on {self.num_ranks} ranks make {self.num_shards} "
+                f"shards, at most {limits.MAX_SHARDS} are possible"
+            )
+
     @property
     def num_shards(self) -> int:
         """Parts of one chunk, over all groups and ranks."""
@@ -162,7 +170,7 @@ def fingerprint(namespace: Namespace) -> Fingerprint:
     parts = [tagged(0, text.encode("utf-8", "surrogatepass")) for text in texts]
     parts += [tagged(1, namespace.config_digest), tagged(1, namespace.weights_digest)]
     for name, value in sorted(namespace.overrides.items()):
-        parts += [tagged(2, name.encode()), tagged(2, value.encode())]
+        parts += [tagged(2, part.encode("utf-8", "surrogatepass")) for part in (name, value)]
     numbers = (
         FORMAT_VERSION,
         namespace.tokens_per_block,

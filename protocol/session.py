@@ -79,7 +79,8 @@ class ClientSession:
         """
         if self.welcome is None:
             raise RequestError(ErrorCode.UNAUTHENTICATED, "HELLO was not answered yet")
-        deadline_ns = max(1, now_ns + timeout_ns + self._clock_offset_ns)
+        deadline_ns = now_ns + timeout_ns + self._clock_offset_ns
+        deadline_ns = min(max(1, deadline_ns), limits.MAX_U63)
         return self._number(body, self.welcome.epoch, self.welcome.arena, deadline_ns)
 
     def _number(
