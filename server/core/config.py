@@ -1,0 +1,48 @@
+"""Settings of the core, already checked by whoever read them.
+
+Must not know: files, environment, command lines. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class CoreConfig:
+    """What the core needs to know from the operator.
+
+    Attributes:
+        arena_bytes: budget of all extent files, those included that are unlinked and still mapped.
+        extent_bytes: wanted length of one extent file.
+        side_path: path of the side socket, told to a HELLO that has no token.
+        copy_window_bytes: bytes in flight per copier.
+        copy_piece_bytes: most bytes of one piece of copying.
+        heartbeat_s: how often a client should name its live requests.
+        commit_timeout_s: how long a copied STORE waits for its COMMIT.
+        incomplete_timeout_s: age from which a chunk without all its shards is evicted first.
+        max_processes: side connections, each one process.
+        max_pools_per_process: descriptors one process may have passed and not taken back.
+        max_sessions_per_process: registrations of one process.
+        max_namespaces: namespaces with content or with engines.
+        max_pins: prefixes pinned by PIN.
+        max_leased_slots_per_instance: slot descriptors one engine's leases may remember.
+    """
+
+    arena_bytes: int
+    extent_bytes: int
+    side_path: str = ""
+    copy_window_bytes: int = 64 * MIB
+    copy_piece_bytes: int = 32 * MIB
+    heartbeat_s: float = 2.0
+    commit_timeout_s: float = 60.0
+    incomplete_timeout_s: float = 60.0
+    max_processes: int = 1024
+    max_pools_per_process: int = 16
+    max_sessions_per_process: int = 16
+    max_namespaces: int = 256
+    max_pins: int = 16_384
+    max_leased_slots_per_instance: int = 1 << 22

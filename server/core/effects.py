@@ -1,0 +1,230 @@
+"""What the core asks the shell to do, as data.
+
+Purpose: the core decides, the shell acts; a test reads the list. The shell performs effects in
+order and reports what has an outcome through the methods of ``server.core.dispatch.Core``. Must
+not know: how anything is done. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import ErrorCode
+from protocol.extents import ExtentGeometry
+from protocol.ids import ExtentId, PoolId, SessionId
+from protocol.layout import Memory
+
+PeerId = NewType("PeerId", bytes)
+"""Routing id of one ZMQ connection, given by the server's socket."""
+
+ProcessId = NewType("ProcessId", int)
+"""The shell's number for one side connection, that is one process; never an OS pid."""
+
+PoolHandle = NewType("PoolHandle", int)
+"""The core's number for one pool a copier has mapped; never reused."""
+
+JobId = NewType("JobId", int)
+"""The core's number for one piece of copying; never reused."""
+
+CopierId = NewType("CopierId", int)
+"""0 is host memory; one more per GPU later."""
+
+HOST_COPIER = CopierId(0)
+
+
+@dataclass(frozen=True)
+class SendReply:
+    """Send one frame to a ZMQ peer, without blocking.
+
+    Attributes:
+        peer: whom.
+        frame: the reply.
+    """
+
+    peer: PeerId
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class DropProcess:
+    """Close the side connection of a process that broke the rules; frees nothing by itself.
+
+    Attributes:
+        process: whom.
+        code: why, as a number.
+        reason: why, in one line.
+    """
+
+    process: ProcessId
+    code: ErrorCode
+    reason: str
+
+
+@dataclass(frozen=True)
+class CreateExtent:
+    """Create, allocate and head one extent file; answered by ``Core.extent_created``.
+
+    Attributes:
+        geometry: how it is cut.
+    """
+
+    geometry: ExtentGeometry
+
+
+@dataclass(frozen=True)
+class RemoveExtent:
+    """Unlink an extent file, unmap its records, tell the copiers to unmap it.
+
+    No lease or copy touches it, and every reader said that it unmapped it, or exited.
+
+    Attributes:
+        extent: which.
+    """
+
+    extent: ExtentId
+
+
+@dataclass(frozen=True)
+class GiveExtent:
+    """Pass an extent's read-only descriptor to a reader over its side connection.
+
+    Attributes:
+        process: whom.
+        session: for which of its sessions.
+        geometry: what it is.
+    """
+
+    process: ProcessId
+    session: SessionId
+    geometry: ExtentGeometry
+
+
+@dataclass(frozen=True)
+class TakeExtent:
+    """Tell a reader to unmap an extent; it answers with MAPPED(unmapped).
+
+    Attributes:
+        process: whom.
+        session: for which of its sessions.
+        extent: which.
+    """
+
+    process: ProcessId
+    session: SessionId
+    extent: ExtentId
+
+
+@dataclass(frozen=True)
+class OpenPool:
+    """Have a copier map a pool read-only; answered by ``Core.pool_opened``.
+
+    Attributes:
+        copier: which copier.
+        handle: the core's number for the mapping.
+        process: whose descriptor.
+        pool: which of its descriptors.
+        memory: as registered, already checked against the descriptor's real size and seals.
+    """
+
+    copier: CopierId
+    handle: PoolHandle
+    process: ProcessId
+    pool: PoolId
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class ClosePool:
+    """Have a copier unmap a pool; no job of it is running. Answered by ``Core.pool_closed``.
+
+    Attributes:
+        copier: which copier.
+        handle: which mapping.
+    """
+
+    copier: CopierId
+    handle: PoolHandle
+
+
+@dataclass(frozen=True)
+class DropPoolOffer:
+    """Close a descriptor that a process passed and that is not needed (any more).
+
+    Attributes:
+        process: whose.
+        pool: which.
+    """
+
+    process: ProcessId
+    pool: PoolId
+
+
+@dataclass(frozen=True)
+class StartCopy:
+    """Have a copier copy a piece; answered by ``Core.copy_done``. Bounds are checked already.
+
+    Attributes:
+        copier: which copier.
+        job: number of the piece.
+        pool: source mapping.
+        extent: destination extent.
+        sources: int64[n], byte offsets in the pool.
+        targets: int64[n], byte offsets in the extent file.
+        lengths: int64[n], bytes.
+    """
+
+    copier: CopierId
+    job: JobId
+    pool: PoolHandle
+    extent: ExtentId
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class VoidRecords:
+    """Zero the checksums of slots, before their bytes change.
+
+    Attributes:
+        extent: which extent.
+        slots: uint32[n].
+    """
+
+    extent: ExtentId
+    slots: NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class WriteRecords:
+    """Write records, then their checksums, in this order.
+
+    Attributes:
+        extent: which extent.
+        slots: uint32[n].
+        records: RECORD_DTYPE[n], checksums included.
+    """
+
+    extent: ExtentId
+    slots: NDArray[np.uint32]
+    records: NDArray[Any]
+
+
+Effect = (
+    SendReply
+    | DropProcess
+    | CreateExtent
+    | RemoveExtent
+    | GiveExtent
+    | TakeExtent
+    | OpenPool
+    | ClosePool
+    | DropPoolOffer
+    | StartCopy
+    | VoidRecords
+    | WriteRecords
+)
