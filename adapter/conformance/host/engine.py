@@ -1,0 +1,238 @@
+"""The facade: an engine with a model, a pool and, if configured, a connector.
+
+Brings everything up in the order of host contract §4, takes requests from any
+thread, and shuts down in an order that ends every thread it started. Single
+rank; combinations the real host refuses (§11) are refused here.
+
+Must not know: what a connector does. Constructed on the caller's (main) thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.device import Device
+from adapter.conformance.host.executor import Executor
+from adapter.conformance.host.forward import ForwardModel
+from adapter.conformance.host.hooks import HookRecorder
+from adapter.conformance.host.llm_args import LlmArgs
+from adapter.conformance.host.model import Transformer
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.requests import (
+    HostRequest,
+    Multimodal,
+    RequestHandle,
+    RequestParams,
+)
+from adapter.conformance.host.scheduling import BatchScheduler
+from adapter.conformance.host.weights import read_model_dir
+
+
+@dataclass(frozen=True)
+class HostStats:
+    """Counters since start.
+
+    Attributes:
+        num_computed_tokens: Tokens run through forwards.
+        num_available_blocks: Pages that could be handed out now.
+        num_saving_pages: Pages held for the connector's saves.
+        num_evicted_blocks: Cached pages given up for others.
+    """
+
+    num_iterations: int
+    num_forwards: int
+    num_finished: int
+    num_computed_tokens: int
+    num_available_blocks: int
+    num_saving_pages: int
+    num_evicted_blocks: int
+
+
+class HostEngine:
+    """A small inference engine that keeps TensorRT-LLM's connector contract.
+
+    Sets torch's threads to one for the process: equal bits need equal shapes, and
+    the streams are threads already.
+
+    Args:
+        llm_args: Model directory, cache settings, connector.
+        num_blocks: Pages of the pool.
+        model: Forward to run; None reads the transformer from ``llm_args.model``.
+        options: Version and scheduling switches. Overlap is off if either these or
+            ``llm_args.disable_overlap_scheduler`` say so.
+
+    Attributes:
+        pool: The KV pool tensor ``[num_blocks, num_layers, 2, elements]``.
+        connector: The port to scheduler and worker objects.
+        hooks: Durations of every hook.
+
+    Raises:
+        ValueError: If ``llm_args`` ask for what this host (or the real one) refuses.
+    """
+
+    def __init__(
+        self,
+        llm_args: LlmArgs,
+        num_blocks: int,
+        *,
+        model: ForwardModel | None = None,
+        options: HostOptions | None = None,
+    ) -> None:
+        torch.set_num_threads(1)
+        self.llm_args = llm_args
+        self.options = options = _settle(llm_args, options or HostOptions())
+        cache = llm_args.kv_cache_config
+        self.model = model or _read_model(llm_args)
+        self._device = Device(self.model, num_blocks)
+        self.pool = self._device.pool
+        self.hooks = HookRecorder()
+        self.allocator = BlockAllocator(
+            num_blocks,
+            cache.tokens_per_block,
+            reuse=cache.enable_block_reuse,
+            partial=cache.enable_partial_reuse,
+        )
+        self._ids = itertools.count(1)
+        try:
+            self.connector = ConnectorPort.construct(llm_args, self.hooks, options)
+            self._device.warm_up(self.connector, options.stream_timeout_s)
+            self._executor = self._make_executor()
+            self.connector.register(self.pool)
+        except BaseException:
+            self._device.close()
+            raise
+        self._executor.start()
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        *,
+        stop_ids: Iterable[int] = (),
+        cache_salt: str | None = None,
+        lora_task_id: int | None = None,
+        multimodal: Multimodal | None = None,
+    ) -> RequestHandle:
+        """Ask for a generation; any thread.
+
+        Args:
+            tokens: Prompt token ids, at least one.
+            max_new_tokens: Tokens to generate at most, at least one.
+            stop_ids: Generation ends with the first of these.
+            cache_salt: Keeps the cache of tenants apart.
+            lora_task_id: LoRA adapter; the model here ignores it, the cache must not.
+            multimodal: Media of the prompt.
+
+        Returns:
+            A handle to wait on.
+
+        Raises:
+            ValueError: If the request could never run on this engine.
+        """
+        params = RequestParams(
+            tuple(tokens),
+            max_new_tokens,
+            frozenset(stop_ids),
+            cache_salt,
+            lora_task_id,
+            multimodal,
+        )
+        self._check(params)
+        handle = RequestHandle(next(self._ids))
+        memo = self.model.new_memo(params.prompt)
+        request = HostRequest(handle.request_id, params, handle, memo, tokens=list(params.prompt))
+        self._executor.submit(request)
+        return handle
+
+    def cancel(self, handle: RequestHandle) -> None:
+        """End a request early; its handle raises ``RequestCancelledError``."""
+        self._executor.cancel(handle.request_id)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the executor died of, or None."""
+        return self._executor.error
+
+    def stats(self) -> HostStats:
+        """Counters; exact only while nothing runs."""
+        return HostStats(
+            num_iterations=self._executor.num_iterations,
+            num_forwards=self._executor.num_forwards,
+            num_finished=self._executor.finisher.num_finished,
+            num_computed_tokens=self._executor.num_computed_tokens,
+            num_available_blocks=self.allocator.num_available,
+            num_saving_pages=self._executor.ledger.num_saving_pages,
+            num_evicted_blocks=self.allocator.num_evicted,
+        )
+
+    def shutdown(self, timeout_s: float = 30.0) -> None:
+        """Cancel what is left and end every thread. Idempotent.
+
+        Args:
+            timeout_s: Longest wait for the executor in seconds.
+
+        Raises:
+            TimeoutError: If a hook keeps the executor.
+        """
+        self._executor.stop(timeout_s)
+        self.connector.shutdown()
+        self._device.close()
+
+    def __enter__(self) -> HostEngine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    def _make_executor(self) -> Executor:
+        args, options = self.llm_args, self.options
+        scheduler = BatchScheduler(
+            self.allocator,
+            self.connector,
+            options,
+            max_num_tokens=args.max_num_tokens,
+            max_batch_size=args.max_batch_size,
+            reuse=args.kv_cache_config.enable_block_reuse,
+            copy_page=self._device.copy_page,
+        )
+        return Executor(scheduler, self.allocator, self.connector, self._device, options)
+
+    def _check(self, params: RequestParams) -> None:
+        if not params.prompt or params.max_new_tokens < 1:
+            raise ValueError("a request needs a prompt and max_new_tokens >= 1")
+        length = len(params.prompt) + params.max_new_tokens
+        if length > self.model.max_seq_len:
+            raise ValueError(f"{length} tokens, but the model holds {self.model.max_seq_len}")
+        blocks = -(-(length - 1) // self.allocator.tokens_per_block)
+        if blocks > self.allocator.num_blocks:
+            raise ValueError(f"{blocks} pages needed, the pool has {self.allocator.num_blocks}")
+
+
+def _settle(llm_args: LlmArgs, options: HostOptions) -> HostOptions:
+    cache = llm_args.kv_cache_config
+    refused = {
+        "tensor_parallel_size": llm_args.tensor_parallel_size != 1,
+        "pipeline_parallel_size": llm_args.pipeline_parallel_size != 1,
+        "context_parallel_size": llm_args.context_parallel_size != 1,
+        "enable_attention_dp": llm_args.enable_attention_dp,
+        "max_beam_width": llm_args.max_beam_width != 1,
+        "kv_cache_config.use_kv_cache_manager_v2": cache.use_kv_cache_manager_v2,
+        "kv_cache_config.max_attention_window": cache.max_attention_window is not None,
+        "kv_cache_config.host_cache_size": bool(cache.host_cache_size),
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise ValueError(f"{name}: not supported by the single-rank V1 host")
+    return replace(options, overlap=options.overlap and not llm_args.disable_overlap_scheduler)
+
+
+def _read_model(llm_args: LlmArgs) -> ForwardModel:
+    config, weights = read_model_dir(Path(llm_args.model))
+    return Transformer(config, weights, llm_args.kv_cache_config.tokens_per_block)

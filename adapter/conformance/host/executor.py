@@ -1,0 +1,256 @@
+"""The executor: one thread that runs iterations as host contract §5 orders them.
+
+Fetch (blocking without any poll when nothing is active or waiting), plan and
+query, report, build, bind, start loads, forward with layer hooks,
+``wait_for_save``, samples and ends, ``get_finished``. With the overlap scheduler
+the samples of a batch are waited for one iteration later. What a raising hook
+does is §10 of the contract (E2): it ends the executor, or with overlap off and
+inside the forward, all active requests.
+
+Must not know: the model, how results reach clients. All of it but ``submit``,
+``cancel`` and ``stop`` runs on the executor's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+
+from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.device import Device
+from adapter.conformance.host.errors import ExecutorDiedError, ForwardFailedError
+from adapter.conformance.host.finishing import Finisher, InFlight
+from adapter.conformance.host.forward import ForwardEntry, TokenCell
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.reports import Batch, DeltaReporter, Scheduled
+from adapter.conformance.host.requests import HostRequest, Phase
+from adapter.conformance.host.scheduling import BatchScheduler
+from adapter.conformance.host.transfers import TransferLedger
+
+_log = logging.getLogger(__name__)
+_SPIN_WAIT_S = 0.0005
+
+
+class Executor:
+    """The loop over iterations.
+
+    Args:
+        scheduler: Plans batches.
+        allocator: Pages.
+        port: The connector.
+        device: Streams and pool.
+        options: Version switches.
+    """
+
+    def __init__(
+        self,
+        scheduler: BatchScheduler,
+        allocator: BlockAllocator,
+        port: ConnectorPort,
+        device: Device,
+        options: HostOptions,
+    ) -> None:
+        self.num_iterations = 0
+        self.num_forwards = 0
+        self.num_computed_tokens = 0
+        self.error: BaseException | None = None
+        self.ledger = TransferLedger()
+        self._scheduler = scheduler
+        self._allocator = allocator
+        self._port = port
+        self._device = device
+        self._options = options
+        self._reporter = DeltaReporter(options.epoch)
+        self.finisher = Finisher(scheduler, allocator, port, self._reporter, self.ledger, options)
+        self._inbox: queue.SimpleQueue[HostRequest | int | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        self._cancelled: list[int] = []
+        self._previous: InFlight | None = None
+        self._error_budget = options.error_budget
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; from here on every hook runs on it."""
+        self._thread.start()
+
+    def submit(self, request: HostRequest) -> None:
+        """Queue a request; fails its handle at once if the executor is gone."""
+        with self._gate:
+            if not self._closed:
+                self._inbox.put(request)
+                return
+        request.handle.fail(self._death())
+
+    def cancel(self, request_id: int) -> None:
+        """Ask for the end of a request; taken up at the end of an iteration."""
+        self._inbox.put(request_id)
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel what is left and end the thread.
+
+        Raises:
+            TimeoutError: If the thread does not end; a hook blocks.
+        """
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the executor did not end within {timeout_s} s")
+
+    def _run(self) -> None:
+        try:
+            while self._fetch():
+                self._iterate()
+        except BaseException as error:  # noqa: BLE001 - a dead executor is a result here
+            _log.warning("executor died: %r", error)
+            self.error = error
+        self._close()
+
+    def _fetch(self) -> bool:
+        idle = not (self._scheduler.active or self._scheduler.waiting or self._previous)
+        timeout_s: float | None = None if idle else 0.0
+        if not idle and self._is_stuck():
+            timeout_s = _SPIN_WAIT_S
+        while True:
+            try:
+                item = self._inbox.get(timeout_s is None or timeout_s > 0, timeout_s)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            if isinstance(item, HostRequest):
+                self._scheduler.waiting.append(item)
+            else:
+                self._cancelled.append(item)
+            timeout_s = 0.0
+
+    def _is_stuck(self) -> bool:
+        # Only loads to wait for, or pages held by saves: go round, but not at full speed.
+        runnable = any(r.phase is not Phase.LOADING for r in self._scheduler.active.values())
+        return self._previous is None and not runnable
+
+    def _iterate(self) -> None:
+        self.num_iterations += 1
+        batch = self._scheduler.plan()
+        if batch:
+            self._start_loads(batch)
+        launched = self._forward(batch) if batch.entries else None
+        if self._options.overlap:
+            self.finisher.scan(self._previous)
+            self._sample(launched)
+            self._previous = launched
+        else:
+            self._sample(launched)
+            self.finisher.scan(launched)
+        cancelled, self._cancelled = self._cancelled, []
+        self.finisher.cancel(cancelled, "was cancelled")
+        self.finisher.poll_transfers()
+        self._probe("iteration", [])
+
+    def _start_loads(self, batch: Batch) -> None:
+        requests = [*batch.loading, *(s.request for s in batch.entries)]
+        if batch.has_load:
+            self._probe("queried", requests)
+        self._port.build_and_bind(self._reporter.report(batch))
+        self._device.poison(batch.new_blocks)
+        self._probe("bound", requests)
+        for request in batch.loading:
+            self.ledger.start_load(request.request_id)
+        self._port.start_load(self._device.main, has_load=batch.has_load)
+
+    def _forward(self, batch: Batch) -> InFlight | None:
+        entries = [self._entry(scheduled) for scheduled in batch.entries]
+        graph = self._options.cuda_graphs and all(e.num_tokens == 1 for e in entries)
+        requests = [scheduled.request for scheduled in batch.entries]
+        try:
+            self._probe("forward", requests)
+            self._device.launch(entries, self._port, layer_hooks=not graph, has_load=batch.has_load)
+            self._port.wait_for_save(self._device.main)
+        except Exception as error:  # noqa: BLE001 - whatever a forward or hook raises
+            self._fail_active(error)
+            return None
+        self._probe("launched", requests)
+        self.num_forwards += 1
+        return self._advance(batch.entries, entries)
+
+    def _entry(self, scheduled: Scheduled) -> ForwardEntry:
+        request, end = scheduled.request, scheduled.start + scheduled.num_tokens
+        tokens: Sequence[int] | TokenCell = request.last_cell or ()
+        if scheduled.is_context:
+            tokens = request.params.prompt[scheduled.start : end]
+        return ForwardEntry(
+            start=scheduled.start,
+            num_tokens=scheduled.num_tokens,
+            tokens=tokens,
+            block_ids=tuple(request.blocks),
+            wants_sample=end >= request.prompt_len,
+            first=scheduled.first_forward,
+            memo=request.memo,
+        )
+
+    def _advance(self, scheduled: list[Scheduled], entries: list[ForwardEntry]) -> InFlight:
+        in_flight = InFlight()
+        for part, entry in zip(scheduled, entries, strict=True):
+            request = part.request
+            request.forwards_seen = True
+            self.num_computed_tokens += part.num_tokens
+            if part.is_context:
+                request.cursor += part.num_tokens
+            if not entry.wants_sample:
+                continue
+            if part.is_context:
+                request.phase = Phase.GENERATION
+                self._store_prompt(request)
+            request.num_issued += 1
+            request.last_cell = TokenCell()
+            in_flight.samples.append((request, entry, request.last_cell))
+        return in_flight
+
+    def _store_prompt(self, request: HostRequest) -> None:
+        size = self._allocator.tokens_per_block
+        full = request.prompt_len - request.prompt_len % size
+        scope = request.params.reuse_scope()
+        self._allocator.store(scope, request.params.prompt[:full], request.blocks)
+
+    def _sample(self, launched: InFlight | None) -> None:
+        if launched is not None:
+            entries = [entry for _, entry, _ in launched.samples]
+            cells = [cell for _, _, cell in launched.samples]
+            launched.sampled = self._device.sample(entries, cells)
+
+    def _fail_active(self, error: Exception) -> None:
+        self._error_budget -= 1
+        if self._options.overlap or self._error_budget < 0:
+            raise error
+        for request in [*self._scheduler.active.values(), *self._scheduler.waiting]:
+            failure = ForwardFailedError(f"request {request.request_id}: forward failed: {error!r}")
+            failure.__cause__ = error
+            self.finisher.drop(request, failure)
+        self._scheduler.waiting.clear()
+
+    def _probe(self, point: str, requests: list[HostRequest]) -> None:
+        if self._options.probe is not None:
+            self._options.probe(point, tuple(request.request_id for request in requests))
+
+    def _death(self) -> ExecutorDiedError:
+        death = ExecutorDiedError(
+            "the executor was stopped" if self.error is None else f"executor died: {self.error!r}"
+        )
+        death.__cause__ = self.error
+        return death
+
+    def _close(self) -> None:
+        with self._gate:
+            self._closed = True
+        left = [*self._scheduler.active.values(), *self._scheduler.waiting]
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if isinstance(item, HostRequest):
+                left.append(item)
+        if self.error is None:
+            self.finisher.cancel([r.request_id for r in left], "ended by shutdown")
+        for request in left:
+            request.handle.fail(self._death())

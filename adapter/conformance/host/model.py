@@ -1,0 +1,214 @@
+"""A small real decoder-only transformer whose KV lives in the shared pool.
+
+Batch-invariant by construction: one token at a time, every operation has the
+same shape and the same memory alignment whatever the batch, the chunking or the
+hit, and attention always runs over the padded maximum length with absent
+positions as zeros behind a -inf bias. So logits and KV are equal bit for bit
+(``torch.equal``) however a token came to be computed, and only pages at valid
+positions are ever read: NaN poison in a page that counts as valid shows.
+
+Must not know: requests, the connector, streams. Its steps run on X's thread,
+``sample`` on M's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapter.conformance.host.forward import ForwardEntry, PoolShape
+from adapter.conformance.host.weights import FloatArray, ModelConfig
+
+
+@dataclass
+class _Layer:
+    """One layer's weights, float32, fused where inputs are shared.
+
+    Attributes:
+        qkv: ``[q + k + v + q + k, hidden]``; the last two rows are q and k with
+            their halves swapped and signed, which makes rotary two products.
+        out: ``[hidden, q]``.
+        gate_up: ``[2 * inner, hidden]``.
+        down: ``[hidden, inner]``.
+        input_norm: ``[hidden]``.
+        inner_norm: ``[hidden]``.
+    """
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    input_norm: Tensor
+    inner_norm: Tensor
+
+
+class Transformer:
+    """RMSNorm, rotary, grouped-query attention, gated MLP; float32 throughout.
+
+    Args:
+        config: Geometry.
+        weights: float32 arrays by checkpoint name.
+        tokens_per_block: Tokens a page holds.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: dict[str, FloatArray], tokens_per_block: int
+    ) -> None:
+        self.config = config
+        self.tokens_per_block = tokens_per_block
+        self._padded = -(-config.max_position_embeddings // tokens_per_block) * tokens_per_block
+        self._num_q = config.num_attention_heads * config.head_dim
+        self._num_kv = config.num_key_value_heads * config.head_dim
+        tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+        self._embed = tensors["model.embed_tokens.weight"]
+        self._head = tensors.get("lm_head.weight", self._embed)
+        self._norm = tensors["model.norm.weight"]
+        self._layers = [self._fuse(tensors, i) for i in range(config.num_hidden_layers)]
+        self._cos, self._sin = self._rotary()
+        blocked = torch.triu(torch.ones(self._padded, self._padded, dtype=torch.bool), 1)
+        self._bias = torch.zeros(blocked.shape).masked_fill_(blocked, float("-inf"))
+        self._pool: Tensor = torch.empty(0)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.config.num_hidden_layers
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence in tokens."""
+        return self.config.max_position_embeddings
+
+    def pool_shape(self, num_blocks: int) -> PoolShape:
+        """Shape of the pool, elements laid out (heads, tokens, dim)."""
+        elements = self._num_kv * self.tokens_per_block
+        return PoolShape((num_blocks, self.num_layers, 2, elements), "float32")
+
+    def bind_pool(self, pool: Tensor) -> None:
+        """Use ``pool`` (as ``pool_shape`` says) from now on."""
+        heads, dim = self.config.num_key_value_heads, self.config.head_dim
+        self._pool = pool.view(*pool.shape[:3], heads, self.tokens_per_block, dim)
+
+    def new_memo(self, prompt: Sequence[int]) -> Any:
+        """This model remembers nothing outside the pool."""
+        return None
+
+    @torch.inference_mode()
+    def begin(self, entries: Sequence[ForwardEntry]) -> None:
+        """Look up embeddings: one row per token."""
+        for entry in entries:
+            entry.state = [self._embed[token].clone() for token in entry.token_ids()]
+
+    @torch.inference_mode()
+    def layer(self, index: int, entries: Sequence[ForwardEntry]) -> None:
+        """Run one layer over each entry, token by token, and write its KV."""
+        weights = self._layers[index]
+        for entry in entries:
+            keys, values = self._gather(index, entry)
+            entry.state = [
+                self._token(weights, x, entry.start + i, keys, values)
+                for i, x in enumerate(entry.state)
+            ]
+            self._scatter(index, entry, keys, values)
+
+    @torch.inference_mode()
+    def end(self, entries: Sequence[ForwardEntry]) -> None:
+        """Project the last token of each sampled entry: ``float32[vocab]``."""
+        for entry in entries:
+            if entry.wants_sample:
+                entry.output = torch.mv(self._head, self._rms(entry.state[-1], self._norm))
+
+    def sample(self, entry: ForwardEntry) -> tuple[int, Any]:
+        """The greedy token and its logits ``float32[vocab]``."""
+        return int(torch.argmax(entry.output)), entry.output
+
+    def _token(self, w: _Layer, x: Tensor, position: int, keys: Tensor, values: Tensor) -> Tensor:
+        config, num_qk = self.config, self._num_q + self._num_kv
+        heads, dim = config.num_key_value_heads, config.head_dim
+        projected = torch.mv(w.qkv, self._rms(x, w.input_norm))
+        turned = projected[:num_qk] * self._cos[position]
+        turned += projected[num_qk + self._num_kv :] * self._sin[position]
+        keys[:, :, position] = turned[self._num_q :].view(heads, dim)
+        values[:, position] = projected[num_qk : num_qk + self._num_kv].view(heads, dim)
+        scores = torch.bmm(turned[: self._num_q].view(heads, -1, dim), keys)
+        weights = torch.softmax(scores + self._bias[position], dim=-1)
+        x = x + torch.mv(w.out, torch.bmm(weights, values).view(-1))
+        gate_up = torch.mv(w.gate_up, self._rms(x, w.inner_norm))
+        inner = config.intermediate_size
+        return x + torch.mv(w.down, torch.nn.functional.silu(gate_up[:inner]) * gate_up[inner:])
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        scale = torch.rsqrt(torch.dot(x, x) / x.numel() + self.config.rms_norm_eps)
+        return x * scale * weight
+
+    def _gather(self, layer: int, entry: ForwardEntry) -> tuple[Tensor, Tensor]:
+        # Padded to one length for every entry: equal shapes whatever the context holds.
+        heads, dim = self.config.num_key_value_heads, self.config.head_dim
+        keys = torch.zeros(heads, dim, self._padded)
+        values = torch.zeros(heads, self._padded, dim)
+        num_blocks = -(-entry.start // self.tokens_per_block)
+        if num_blocks:
+            ids = torch.tensor(entry.block_ids[:num_blocks])
+            pages = self._pool[:, layer].index_select(0, ids)
+            keys[:, :, : entry.start] = (
+                pages[:, 0].permute(1, 3, 0, 2).reshape(heads, dim, -1)[:, :, : entry.start]
+            )
+            values[:, : entry.start] = (
+                pages[:, 1].permute(1, 0, 2, 3).reshape(heads, -1, dim)[:, : entry.start]
+            )
+        return keys, values
+
+    def _scatter(self, layer: int, entry: ForwardEntry, keys: Tensor, values: Tensor) -> None:
+        for block, first, last in self._segments(entry):
+            size = self.tokens_per_block
+            page = self._pool[entry.block_ids[block], layer]
+            inside = slice(first - block * size, last - block * size)
+            page[0][:, inside] = keys[:, :, first:last].transpose(1, 2)
+            page[1][:, inside] = values[:, first:last]
+
+    def _segments(self, entry: ForwardEntry) -> Iterator[tuple[int, int, int]]:
+        position, end = entry.start, entry.start + entry.num_tokens
+        while position < end:
+            block = position // self.tokens_per_block
+            last = min(end, (block + 1) * self.tokens_per_block)
+            yield block, position, last
+            position = last
+
+    def _fuse(self, tensors: dict[str, Tensor], index: int) -> _Layer:
+        prefix = f"model.layers.{index}."
+        part = {
+            name: tensors[f"{prefix}{name}.weight"]
+            for name in (
+                *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+                *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+                *("input_layernorm", "post_attention_layernorm"),
+            )
+        }
+        query = part["self_attn.q_proj"] * self.config.head_dim**-0.5
+        key, value = part["self_attn.k_proj"], part["self_attn.v_proj"]
+        fused = (query, key, value, self._swap_halves(query), self._swap_halves(key))
+        return _Layer(
+            qkv=torch.cat(fused).contiguous(),
+            out=part["self_attn.o_proj"],
+            gate_up=torch.cat((part["mlp.gate_proj"], part["mlp.up_proj"])).contiguous(),
+            down=part["mlp.down_proj"],
+            input_norm=part["input_layernorm"],
+            inner_norm=part["post_attention_layernorm"],
+        )
+
+    def _swap_halves(self, weight: Tensor) -> Tensor:
+        half = self.config.head_dim // 2
+        heads = weight.view(-1, 2, half, weight.shape[1])
+        return torch.stack((-heads[:, 1], heads[:, 0]), dim=1).reshape(weight.shape)
+
+    def _rotary(self) -> tuple[Tensor, Tensor]:
+        dim, config = self.config.head_dim, self.config
+        rates = config.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        angles = torch.arange(self._padded, dtype=torch.float64)[:, None] * rates[None, :]
+        num_heads = config.num_attention_heads + config.num_key_value_heads
+        tiled = torch.cat((angles, angles), dim=1).repeat(1, num_heads)
+        return tiled.cos().float().contiguous(), tiled.sin().float().contiguous()

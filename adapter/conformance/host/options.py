@@ -1,0 +1,49 @@
+"""How a host behaves where real hosts differ by version or configuration.
+
+Must not know: any other part of the host but the epoch's name. Plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from adapter.conformance.host.reports import Epoch
+
+Probe = Callable[[str, tuple[int, ...]], None]
+"""Called on the executor's thread as ``probe(point, request_ids)``. Points, in the
+order of an iteration: ``"queried"`` (an offer was honoured, pages allocated),
+``"bound"`` (metadata bound, loads not yet started), ``"forward"`` (inside the
+guarded forward: raising here is a forward that raises), ``"launched"`` (after
+``wait_for_save``), ``"iteration"`` (the end, after ``get_finished``)."""
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Switches of the conformance host.
+
+    Attributes:
+        epoch: Interface epoch (host contract §1). E1: five-field reports, integer
+            salt on the request, page callbacks interleaved with queries,
+            ``request_finished`` on cancellation, no ``wait_for_initialization``.
+        salt_as_id: Early E2's integer ``cache_salt_id`` in place of the text.
+        overlap: The overlap scheduler, on by default as in the real host.
+        cuda_graphs: Batches that compute one token per request run without layer
+            hooks, as replayed graphs do.
+        capture_logits: Keep each generated token's logits in the result.
+        error_budget: Failed forwards survived with overlap off.
+        call_shutdown: Call the connectors' ``shutdown`` where they have one (E4).
+        probe: Sees each iteration pass; for tests that act at an exact point.
+        stream_timeout_s: Longest wait for the device before the host gives up;
+            the real host's hang detector.
+    """
+
+    epoch: Epoch = "E2"
+    salt_as_id: bool = False
+    overlap: bool = True
+    cuda_graphs: bool = False
+    capture_logits: bool = True
+    error_budget: int = 3
+    call_shutdown: bool = False
+    probe: Probe | None = None
+    stream_timeout_s: float = 300.0

@@ -1,0 +1,226 @@
+"""A request in three shapes: the client's handle, the host's state, the connector's view.
+
+The view has exactly the attributes the C++ base object has in the V1 query (host
+contract §3), no more, and is a fresh object at each call: a connector must go by
+``request_id``, never by identity.
+
+Must not know: the allocator, the connector, torch. State belongs to the
+executor's thread; handles may be used from any.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adapter.conformance.host.errors import HostError
+from adapter.conformance.host.forward import TokenCell
+
+
+@dataclass(frozen=True)
+class Multimodal:
+    """Media of a request, as the host carries them.
+
+    Attributes:
+        hashes: Eight int32 values per item, or None when the host has no digests.
+        positions: First token of each item.
+        lengths: Tokens of each item.
+    """
+
+    hashes: tuple[tuple[int, ...], ...] | None
+    positions: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RequestParams:
+    """What a client asks for.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        max_new_tokens: Tokens to generate at most, at least one.
+        stop_ids: Generation ends with the first of these, which is kept.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    cache_salt: str | None = None
+    lora_task_id: int | None = None
+    multimodal: Multimodal | None = None
+
+    def reuse_scope(self) -> tuple[object, ...]:
+        """What the host's own reuse tree keeps apart besides tokens."""
+        return (self.cache_salt, self.lora_task_id, self.multimodal)
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """How a request ended well.
+
+    Attributes:
+        tokens: Generated token ids.
+        logits: Per generated token the model's logits, if captured.
+        num_device_tokens: Prompt tokens matched in the host's own pool.
+        num_loaded_tokens: Prompt tokens taken from the connector.
+        num_computed_tokens: Prompt tokens computed.
+        finish_reason: ``"length"`` or ``"stop"``.
+    """
+
+    tokens: list[int]
+    logits: list[Any]
+    num_device_tokens: int
+    num_loaded_tokens: int
+    num_computed_tokens: int
+    finish_reason: str
+
+
+class RequestHandle:
+    """A client's grip on a submitted request; thread-safe."""
+
+    def __init__(self, request_id: int) -> None:
+        """Make a handle of a request that has not ended."""
+        self.request_id = request_id
+        self._done = threading.Event()
+        self._result: HostResult | None = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether the request has ended, well or not."""
+        return self._done.is_set()
+
+    def result(self, timeout_s: float | None = None) -> HostResult:
+        """Wait for the end.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Raises:
+            TimeoutError: If the request has not ended by then.
+            HostError: If it failed, was cancelled, or the executor died.
+        """
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"request {self.request_id} did not end within {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise HostError(f"request {self.request_id} ended without a result")
+        return self._result
+
+    def resolve(self, result: HostResult) -> None:
+        """End well; the first end counts."""
+        if not self._done.is_set():
+            self._result = result
+            self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error; the first end counts."""
+        if not self._done.is_set():
+            self._error = error
+            self._done.set()
+
+
+class Phase(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = enum.auto()
+    CONTEXT = enum.auto()
+    LOADING = enum.auto()
+    GENERATION = enum.auto()
+    ENDED = enum.auto()
+
+
+@dataclass(eq=False)
+class HostRequest:
+    """The executor's state of one request.
+
+    Attributes:
+        tokens: Tokens the host knows: the prompt, then samples it has waited for.
+        blocks: Page ids in ordinal order; empty before allocation and after release.
+        cursor: Prompt tokens computed, loaded or matched so far.
+        honoured: Tokens honoured from the connector in this iteration.
+        num_issued: Samples queued so far, known or not.
+        last_cell: Where the last queued sample goes.
+        saving: Whether ``request_finished`` answered True and saving is not done.
+        forwards_seen: Whether a forward of it was launched.
+    """
+
+    request_id: int
+    params: RequestParams
+    handle: RequestHandle
+    memo: Any
+    phase: Phase = Phase.WAITING
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    cursor: int = 0
+    honoured: int = 0
+    num_issued: int = 0
+    last_cell: TokenCell | None = None
+    saving: bool = False
+    forwards_seen: bool = False
+    num_device_tokens: int = 0
+    num_loaded_tokens: int = 0
+    logits: list[Any] = field(default_factory=list)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.params.prompt)
+
+    @property
+    def generated(self) -> list[int]:
+        """Known generated tokens."""
+        return self.tokens[self.prompt_len :]
+
+    def blocks_needed(self, tokens_per_block: int) -> int:
+        """Pages to completion: the last generated token is never computed."""
+        return -(-(self.prompt_len + self.params.max_new_tokens - 1) // tokens_per_block)
+
+
+class LlmRequestView:
+    """The request as a connector sees it.
+
+    Args:
+        request: The host's state; tokens are copied at each ``get_tokens``.
+        salt_as_id: Whether this host version has ``cache_salt_id`` (an integer)
+            in place of ``cache_salt`` (host contract §1).
+    """
+
+    def __init__(self, request: HostRequest, *, salt_as_id: bool) -> None:
+        params, media = request.params, request.params.multimodal
+        self._tokens = request.tokens
+        self.request_id = request.request_id
+        self.lora_task_id = params.lora_task_id
+        if salt_as_id:
+            self.cache_salt_id = _salt_id(params.cache_salt)
+        else:
+            self.cache_salt = params.cache_salt
+        self.multimodal_hashes = _lists(media.hashes) if media and media.hashes else None
+        self.multimodal_positions = list(media.positions) if media else None
+        self.multimodal_lengths = list(media.lengths) if media else None
+        self.is_generation_only_request = False
+        self.kv_cache_retention_config = None
+
+    def get_tokens(self, beam: int) -> list[int]:
+        """All tokens the host knows, copied.
+
+        Raises:
+            IndexError: For any beam but 0.
+        """
+        if beam != 0:
+            raise IndexError(f"beam {beam} of a request with one beam")
+        return list(self._tokens)
+
+
+def _lists(items: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(item) for item in items]
+
+
+def _salt_id(salt: str | None) -> int | None:
+    if salt is None:
+        return None
+    return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little") >> 1
