@@ -22,6 +22,7 @@ BREACHES = [
     ("protocol/planted.py", "import zmq", "core and protocol do no input or output"),
     ("server/planted.py", "def f() -> None:\n    import torch", "torch and cupy only"),
     ("adapter/planted.py", "import tensorrt_llm", "TensorRT-LLM only behind"),
+    ("adapter/client.py", "import adapter.conformance", "the connector knows nothing"),
     ("adapter/planted.py", "import pickle", "pickle only in the conformance host"),
 ]
 
@@ -54,11 +55,15 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("path", "source", "contract"), BREACHES)
 def test_breach_is_caught(copy: Path, path: str, source: str, contract: str) -> None:
     planted = copy / path
+    before = planted.read_text(encoding="utf-8") if planted.exists() else None
     planted.write_text(source + "\n", encoding="utf-8")
     try:
         result = lint(copy)
     finally:
-        planted.unlink()
+        if before is None:
+            planted.unlink()
+        else:
+            planted.write_text(before, encoding="utf-8")
     broken = [line for line in result.stdout.splitlines() if " BROKEN" in line]
     assert result.returncode == 1, result.stdout + result.stderr
     assert any(line.startswith(contract) for line in broken), result.stdout
