@@ -137,6 +137,17 @@ class BlockAllocator:
         if self._reuse:
             self._tree.store(scope, tokens, blocks)
 
+    def forget(self) -> int:
+        """Give up every cached page that nobody holds.
+
+        Returns:
+            How many pages there were.
+        """
+        num_pages = len(self._idle)
+        while self._idle:
+            self._evict_one()
+        return num_pages
+
     def num_references(self, block: int) -> int:
         """How many holders a page has."""
         return self._refs[block]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -154,6 +155,33 @@ class HostEngine:
     def cancel(self, handle: RequestHandle) -> None:
         """End a request early; its handle raises ``RequestCancelledError``."""
         self._executor.cancel(handle.request_id)
+
+    def forget_reuse(self, timeout_s: float) -> int:
+        """Empty the host's own reuse tree, so that only a connector can offer anything.
+
+        Waits until nothing runs and no page is held for a save: iterations with an
+        empty batch go round meanwhile, each polling ``get_finished``, as they would
+        with other requests about. So afterwards every save that
+        ``request_finished`` was told of has ended.
+
+        Args:
+            timeout_s: Longest wait in seconds.
+
+        Returns:
+            Pages given up.
+
+        Raises:
+            TimeoutError: If requests or saves did not end by then; the tree is
+                emptied when they do.
+            ExecutorDiedError: If the executor is gone.
+        """
+        try:
+            return self._executor.forget_reuse().result(timeout_s)
+        except FutureTimeoutError:
+            raise TimeoutError(
+                f"requests or saves did not end within {timeout_s} s; pages held for saves: "
+                f"{self._executor.ledger.num_saving_pages}"
+            ) from None
 
     @property
     def error(self) -> BaseException | None:

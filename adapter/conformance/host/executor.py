@@ -17,6 +17,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from adapter.conformance.host.allocator import BlockAllocator
 from adapter.conformance.host.connector import ConnectorPort
@@ -65,10 +66,11 @@ class Executor:
         self._options = options
         self._reporter = DeltaReporter(options.epoch)
         self.finisher = Finisher(scheduler, allocator, port, self._reporter, self.ledger, options)
-        self._inbox: queue.SimpleQueue[HostRequest | int | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[HostRequest | int | Future[int] | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
         self._cancelled: list[int] = []
+        self._forgets: list[Future[int]] = []
         self._previous: InFlight | None = None
         self._error_budget = options.error_budget
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -88,6 +90,20 @@ class Executor:
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; taken up at the end of an iteration."""
         self._inbox.put(request_id)
+
+    def forget_reuse(self) -> Future[int]:
+        """Ask for an empty reuse tree; see ``HostEngine.forget_reuse``.
+
+        Returns:
+            Ends with the number of pages given up, or with why it could not be.
+        """
+        forget: Future[int] = Future()
+        with self._gate:
+            if not self._closed:
+                self._inbox.put(forget)
+                return forget
+        forget.set_exception(self._death())
+        return forget
 
     def stop(self, timeout_s: float) -> None:
         """Cancel what is left and end the thread.
@@ -110,7 +126,8 @@ class Executor:
         self._close()
 
     def _fetch(self) -> bool:
-        idle = not (self._scheduler.active or self._scheduler.waiting or self._previous)
+        busy = self._scheduler.active or self._scheduler.waiting or self._previous
+        idle = not (busy or self._forgets)
         timeout_s: float | None = None if idle else 0.0
         if not idle and self._is_stuck():
             timeout_s = _SPIN_WAIT_S
@@ -123,6 +140,8 @@ class Executor:
                 return False
             if isinstance(item, HostRequest):
                 self._scheduler.waiting.append(item)
+            elif isinstance(item, Future):
+                self._forgets.append(item)
             else:
                 self._cancelled.append(item)
             timeout_s = 0.0
@@ -148,7 +167,18 @@ class Executor:
         cancelled, self._cancelled = self._cancelled, []
         self.finisher.cancel(cancelled, "was cancelled")
         self.finisher.poll_transfers()
+        if self._forgets:
+            self._forget()
         self._probe("iteration", [])
+
+    def _forget(self) -> None:
+        # Pages held for a save come back to the tree when it ends: wait for those too.
+        if self._scheduler.active or self._scheduler.waiting or self.ledger.num_saving_pages:
+            return
+        num_pages = self._allocator.forget()
+        forgets, self._forgets = self._forgets, []
+        for forget in forgets:
+            forget.set_result(num_pages)
 
     def _start_loads(self, batch: Batch) -> None:
         requests = [*batch.loading, *(s.request for s in batch.entries)]
@@ -250,6 +280,10 @@ class Executor:
             item = self._inbox.get()
             if isinstance(item, HostRequest):
                 left.append(item)
+            elif isinstance(item, Future):
+                self._forgets.append(item)
+        for forget in self._forgets:
+            forget.set_exception(self._death())
         if self.error is None:
             self.finisher.cancel([r.request_id for r in left], "ended by shutdown")
         for request in left:
