@@ -1,0 +1,255 @@
+"""Builds the server, runs it, and takes it down again.
+
+Purpose: the order of things: endpoint's lock, arena, threads, copier, socket, one line on stdout;
+at the end drain, copier, extents, sockets, locks. Must not know: messages, indexes. Runs in: the
+main thread of the server's process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import secrets
+import signal
+import sys
+import time
+import uuid
+from collections import deque
+from types import FrameType
+
+import zmq
+
+from protocol.errors import ConfigError, ErrorCode
+from protocol.ids import Epoch
+from server import config as settings
+from server.config import ServerConfig
+from server.core.dispatch import Core, CoreConfig
+from server.core.effects import HOST_COPIER
+from server.shell import arena as arenas
+from server.shell import memory
+from server.shell.actions import Actions
+from server.shell.complaints import Complaints
+from server.shell.copiers import CopierLink
+from server.shell.extents import Allocator
+from server.shell.lock import FileLock
+from server.shell.loop import Loop, make_socket
+from server.shell.peers import SideSocket
+from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
+from server.shell.supervisor import Supervisor
+
+_log = logging.getLogger("kvkeep.server")
+
+DRAIN_LIMIT_S = 5.0
+_END_LIMIT_S = 5.0
+
+
+class Server:
+    """One server in this process.
+
+    Args:
+        config: settings.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Takes locks and makes arena and sockets; nothing is left behind when it fails.
+
+        Raises:
+            ConfigError: ENDPOINT_IN_USE, INVALID_CONFIG.
+        """
+        self._config = config
+        self._side_path = config.endpoint.side_path(config.runtime_dir)
+        self._epoch = Epoch(secrets.token_bytes(16))
+        self._lock = _lock_endpoint(config)
+        try:
+            self._arena = arenas.Arena(
+                config.arena_dir or arenas.default_directory(config.endpoint.url, os.geteuid())
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+        try:
+            self.arena_bytes = fit_arena(config, self._arena.free_bytes())
+            self.extent_bytes = settings.derive_extent_bytes(self.arena_bytes, config.extent_bytes)
+            self._build()
+        except BaseException:
+            self._arena.close()
+            self._lock.release()
+            raise
+
+    def _build(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 4096)
+        self._complaints = Complaints()
+        queue: ReportQueue = deque()
+        self._router = make_socket(self._context)
+        core = Core(
+            CoreConfig(
+                arena_bytes=self.arena_bytes,
+                extent_bytes=self.extent_bytes,
+                side_path=self._side_path,
+            ),
+            self._epoch,
+            self._arena.id,
+            secrets.token_bytes,
+        )
+        self._loop = Loop(self._router, core, queue, self._complaints, DRAIN_LIMIT_S)
+        names = ("signals", "side", "arena", "copier-0")
+        self._reporters = {name: Reporter(self._context, name, queue) for name in names}
+        for reporter in self._reporters.values():
+            reporter.post(Here())
+        self._sides = SideSocket(
+            self._side_path,
+            self._config.endpoint.url,
+            self._epoch,
+            self._arena.id,
+            self._reporters["side"],
+        )
+        self._allocator = Allocator(
+            self._arena.directory, self._arena.id, self._reporters["arena"]
+        )
+        self._supervisor = Supervisor(HOST_COPIER, self._reporters["copier-0"])
+        links = {HOST_COPIER: CopierLink()}
+        self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
+
+    def run(self) -> None:
+        """Serves until SIGTERM or SIGINT.
+
+        Raises:
+            ConfigError: the endpoint cannot be bound.
+        """
+        old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for number in old:
+                signal.signal(number, self._on_signal)
+            self._supervisor.start()
+            self._allocator.start()
+            own_ids = [reporter.routing_id for reporter in self._reporters.values()]
+            self._loop.bind(self._config.endpoint, own_ids)
+            self._sides.start()
+            self._say_ready()
+            self._loop.run()
+        finally:
+            self._close()
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Runs in the main thread between two steps of it; the loop's recv takes the wake-up.
+        self._reporters["signals"].post(DrainAsked())
+
+    def _say_ready(self) -> None:
+        size = settings.format_size
+        sys.stdout.write(
+            f"kvkeep ready: endpoint {self._config.endpoint.url}, side socket {self._side_path}, "
+            f"arena {size(self.arena_bytes)} in {self._arena.directory} "
+            f"(extents of {size(self.extent_bytes)}), tiers L1, pid {os.getpid()}, "
+            f"started in {process_age_s():.2f} s\n"
+        )
+        sys.stdout.flush()
+        if self._arena.num_discarded:
+            _log.info("discarded %d extents of a predecessor", self._arena.num_discarded)
+
+    def _close(self) -> None:
+        """Copier first: it writes into the extents that go next. Then what engines connect to."""
+        ended = self._supervisor.stop(_END_LIMIT_S)
+        ended = self._sides.stop(_END_LIMIT_S) and ended
+        ended = self._allocator.stop(_END_LIMIT_S) and ended
+        if not ended:
+            _log.warning("a thread did not end within %.0f s", _END_LIMIT_S)
+        self._loop.actions.close()
+        for reporter in self._reporters.values():
+            reporter.close()
+        self._router.close()
+        self._context.destroy(linger=0)
+        if not self._config.endpoint.is_tcp:
+            try:
+                os.unlink(self._config.endpoint.path)
+            except FileNotFoundError:
+                pass
+        self._arena.close()
+        self._lock.release()
+
+
+def _lock_endpoint(config: ServerConfig) -> FileLock:
+    path = config.endpoint.lock_path(config.runtime_dir)
+    folder = os.path.dirname(path)
+    owner = f"pid {os.getpid()}, server {uuid.uuid4()}, started {time.time():.3f}"
+    try:
+        if folder == config.runtime_dir:
+            arenas.make_private_directory(folder)
+        elif not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)
+    except OSError as error:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: "
+            f"{error.strerror}",
+        ) from error
+    return FileLock(path, owner, f"the endpoint {config.endpoint.url}")
+
+
+def fit_arena(config: ServerConfig, folder_free_bytes: int) -> int:
+    """Size of the arena, as set or by what is free (B37).
+
+    Args:
+        config: settings.
+        folder_free_bytes: what the arena's file system leaves.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ConfigError: INVALID_CONFIG naming what is too small.
+    """
+    group = memory.cgroup_room(config.cgroup_root)
+    rooms = [memory.machine_room(), *([group] if group is not None else [])]
+    if config.arena_bytes == 0:
+        free_bytes = min(room.free_bytes for room in rooms)
+        return settings.derive_arena_bytes(free_bytes, folder_free_bytes)
+    rooms.append(memory.Room("the arena folder's file system", folder_free_bytes))
+    tightest = min(rooms, key=lambda room: room.free_bytes)
+    if config.arena_bytes > tightest.free_bytes:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"l1-size={settings.format_size(config.arena_bytes)} does not fit: {tightest.name} "
+            f"leaves {settings.format_size(tightest.free_bytes)}",
+            key="l1-size",
+            free_bytes=tightest.free_bytes,
+        )
+    return config.arena_bytes
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, exec and imports included.
+
+    Returns:
+        Whole hundredths; the kernel counts starts in clock ticks.
+    """
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_s)
+
+
+def raise_descriptor_limit() -> None:
+    """Lifts the soft limit of open files to the hard one: every peer and extent takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def launch(config: ServerConfig) -> None:
+    """Runs a server to its end.
+
+    Args:
+        config: settings.
+
+    Raises:
+        ConfigError: it cannot start; one line says why.
+    """
+    logging.basicConfig(
+        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    raise_descriptor_limit()
+    Server(config).run()

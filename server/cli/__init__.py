@@ -1,0 +1,37 @@
+"""``python -m server`` and the console script ``kvkeep``: one group, one module per command.
+
+Each command imports what it runs only when it runs, so ``--help`` and ``launch`` stay quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+#: Command name to the module that defines it as ``command``. A further command is one line here.
+COMMANDS: Mapping[str, str] = {
+    "launch": "server.cli.launch",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, or None."""
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+
+@click.group(cls=LazyGroup)
+def cli() -> None:
+    """One warm KV cache per node, owned by its own process."""

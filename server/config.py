@@ -1,0 +1,214 @@
+"""The server's settings: read once, checked, frozen.
+
+Purpose: command line over environment over default; a wrong value names its key, its unit and
+what is valid. Must not know: who uses the settings. Runs in: the main process, at start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol import endpoint as endpoints
+from protocol.endpoint import Endpoint
+from protocol.errors import ConfigError, ErrorCode
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+MIN_ARENA_BYTES = MIB
+MAX_ARENA_BYTES = 1 << 44
+MIN_EXTENT_BYTES = 64 * KIB
+DERIVED_EXTENT_MIN_BYTES = 64 * MIB
+MAX_EXTENT_BYTES = GIB
+EXTENTS_PER_ARENA = 16
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+ENVIRONMENT_PREFIX = "KVKEEP_"
+
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,15})(\.[0-9]{1,3})?([KMGT]?)(?:iB|B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """All settings of ``launch``.
+
+    Attributes:
+        endpoint: where engines connect.
+        runtime_dir: folder of sockets that the endpoint does not name.
+        arena_dir: folder of the arena, or empty for one in shared memory named after user and
+            endpoint.
+        arena_bytes: budget of the arena, or 0 for a share of what is free.
+        extent_bytes: length of one extent file, or 0 for one derived from the arena.
+        log_level: of the server's log on stderr.
+        cgroup_root: where control groups are mounted.
+    """
+
+    endpoint: Endpoint
+    runtime_dir: str
+    arena_dir: str = ""
+    arena_bytes: int = 0
+    extent_bytes: int = 0
+    log_level: str = "WARNING"
+    cgroup_root: str = "/sys/fs/cgroup"
+
+
+def read(
+    options: Mapping[str, str | None], environ: Mapping[str, str], uid: int | None = None
+) -> ServerConfig:
+    """Reads and checks every setting.
+
+    Args:
+        options: from the command line by key (``endpoint``, ``arena-dir``, ``l1-size``,
+            ``extent-size``, ``log-level``, ``cgroup-root``); None for what was not given.
+        environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
+        uid: user whose default endpoint is meant; this process's by default.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: INVALID_URL or INVALID_CONFIG.
+    """
+
+    def setting(key: str) -> str:
+        given = options.get(key)
+        name = ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
+        return environ.get(name, "") if given is None else given
+
+    user = os.geteuid() if uid is None else uid
+    url = setting("endpoint") if _is_given("endpoint", options, environ) else None
+    if url is None:
+        url = endpoints.default_url(environ, user, is_usable_folder)
+    arena_bytes = _size("l1-size", setting("l1-size"), MIN_ARENA_BYTES, MAX_ARENA_BYTES)
+    extent_bytes = _size("extent-size", setting("extent-size"), MIN_EXTENT_BYTES, MAX_EXTENT_BYTES)
+    if extent_bytes % 4096:
+        raise _invalid("extent-size", str(extent_bytes), "a multiple of 4096 bytes")
+    return ServerConfig(
+        endpoint=endpoints.parse(url),
+        runtime_dir=endpoints.runtime_dir(environ, user, is_usable_folder),
+        arena_dir=_folder("arena-dir", setting("arena-dir")),
+        arena_bytes=arena_bytes,
+        extent_bytes=extent_bytes,
+        log_level=_log_level(setting("log-level")),
+        cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
+    )
+
+
+def _is_given(key: str, options: Mapping[str, str | None], environ: Mapping[str, str]) -> bool:
+    """An endpoint that is given but empty is a mistake, not a wish for the default (B46)."""
+    name = ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
+    return options.get(key) is not None or name in environ
+
+
+def is_usable_folder(path: str) -> bool:
+    """Whether this user can make files in a folder."""
+    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+
+
+def parse_size(key: str, text: str) -> int:
+    """Reads a size such as ``20G``, ``512M``, ``1.5GiB`` or ``1073741824``.
+
+    Args:
+        key: setting, for the error.
+        text: number with an optional unit of 1024s.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ConfigError: INVALID_CONFIG.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise _invalid(key, text, "a number of bytes with K, M, G or T for 1024s, as in 20G")
+    whole, fraction, unit = match.groups()
+    thousandths = int(whole) * 1000 + int((fraction or ".")[1:].ljust(3, "0"))
+    return thousandths * _UNITS[unit.upper()] // 1000
+
+
+def _size(key: str, text: str, min_bytes: int, max_bytes: int) -> int:
+    if not text.strip():
+        return 0
+    num_bytes = parse_size(key, text)
+    if not min_bytes <= num_bytes <= max_bytes:
+        valid = f"{format_size(min_bytes)} to {format_size(max_bytes)}"
+        raise _invalid(key, text, valid)
+    return num_bytes
+
+
+def _folder(key: str, text: str) -> str:
+    path = text.strip()
+    if path and not path.startswith("/"):
+        raise _invalid(key, text, "an absolute path")
+    return os.path.normpath(path) if path else ""
+
+
+def _log_level(text: str) -> str:
+    level = text.strip().upper() or "WARNING"
+    if level not in LOG_LEVELS:
+        raise _invalid("log-level", text, ", ".join(LOG_LEVELS))
+    return level
+
+
+def derive_arena_bytes(free_bytes: int, folder_free_bytes: int) -> int:
+    """Size of the arena when nobody says.
+
+    Args:
+        free_bytes: what machine and control group leave.
+        folder_free_bytes: what the arena's file system leaves.
+
+    Returns:
+        Half of the first, at most 90 % of the second, in whole MiB.
+    """
+    return min(free_bytes // 2, folder_free_bytes * 9 // 10) // MIB * MIB
+
+
+def derive_extent_bytes(arena_bytes: int, extent_bytes: int) -> int:
+    """Length of extent files, checked against the arena.
+
+    Args:
+        arena_bytes: budget.
+        extent_bytes: as set, or 0.
+
+    Returns:
+        The set length, or the power of two next below a sixteenth of the arena, within 64 MiB
+        and 1 GiB.
+
+    Raises:
+        ConfigError: INVALID_CONFIG when no extent fits into the arena.
+    """
+    if extent_bytes == 0:
+        sixteenth = max(1, arena_bytes // EXTENTS_PER_ARENA)
+        power = 1 << (sixteenth.bit_length() - 1)
+        extent_bytes = min(MAX_EXTENT_BYTES, max(DERIVED_EXTENT_MIN_BYTES, power))
+        if extent_bytes > arena_bytes:
+            raise _invalid(
+                "l1-size",
+                format_size(arena_bytes),
+                f"at least {format_size(DERIVED_EXTENT_MIN_BYTES)}, or any size with an "
+                "extent-size that fits into it",
+            )
+    if extent_bytes > arena_bytes:
+        valid = f"at most the arena's {format_size(arena_bytes)}"
+        raise _invalid("extent-size", format_size(extent_bytes), valid)
+    return extent_bytes
+
+
+def format_size(num_bytes: int) -> str:
+    """A size for people, exact where a unit divides it."""
+    for unit in "TGMK":
+        if num_bytes >= _UNITS[unit]:
+            value = num_bytes / _UNITS[unit]
+            return f"{value:.0f} {unit}iB" if value.is_integer() else f"{value:.1f} {unit}iB"
+    return f"{num_bytes} bytes"
+
+
+def _invalid(key: str, value: str, valid: str) -> ConfigError:
+    shown = value if len(value) <= 120 else value[:117] + "..."
+    return ConfigError(
+        ErrorCode.INVALID_CONFIG, f"{key}={shown!r} is not valid: {valid}", key=key, value=shown
+    )

@@ -1,0 +1,220 @@
+"""Performs the core's effects and turns reports into its events.
+
+Purpose: the one place where the core's numbers (extents, pools, processes) meet descriptors,
+files and sockets. Must not know: ZMQ, why an effect was decided. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from protocol import limits, side
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import ExtentId, PoolId
+from server.copier.wire import Kind
+from server.core import effects as fx
+from server.core.dispatch import Core
+from server.shell import clock, reports
+from server.shell.complaints import Complaints
+from server.shell.copiers import CopierLink
+from server.shell.descriptors import Descriptor
+from server.shell.extents import Allocator, ExtentFile
+from server.shell.peers import Drop, ForgetPool, SideSocket, Tell
+
+_log = logging.getLogger("kvkeep.server")
+
+
+class Actions:
+    """Tables of what the effects name, and who does them.
+
+    Args:
+        core: told of outcomes.
+        allocator: makes and removes extent files.
+        sides: the side socket.
+        copiers: one link per copier.
+        complaints: counts what goes wrong.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        allocator: Allocator,
+        sides: SideSocket,
+        copiers: dict[fx.CopierId, CopierLink],
+        complaints: Complaints,
+    ) -> None:
+        self._core = core
+        self._allocator = allocator
+        self._sides = sides
+        self._copiers = copiers
+        self._complaints = complaints
+        self._extents: dict[ExtentId, ExtentFile] = {}
+        self._pools: dict[tuple[fx.ProcessId, PoolId], Descriptor] = {}
+        self._perform: dict[type[Any], Callable[[Any], None]] = {
+            fx.DropProcess: self._drop_process,
+            fx.CreateExtent: lambda effect: self._allocator.create(effect.geometry),
+            fx.RemoveExtent: self._remove_extent,
+            fx.GiveExtent: self._give_extent,
+            fx.TakeExtent: self._take_extent,
+            fx.OpenPool: self._open_pool,
+            fx.ClosePool: self._close_pool,
+            fx.DropPoolOffer: self._drop_pool_offer,
+            fx.StartCopy: self._start_copy,
+            fx.VoidRecords: lambda effect: self._extents[effect.extent].void(effect.slots),
+            fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
+                effect.slots, effect.records
+            ),
+        }
+        self._apply: dict[type[Any], Callable[[Any, int], None]] = {
+            reports.ProcessJoined: lambda report, now_ns: self._core.process_joined(
+                report.process, report.token, report.instance, now_ns
+            ),
+            reports.PoolOffered: self._pool_offered,
+            reports.ProcessQuiet: lambda report, now_ns: self._core.process_quiet(
+                report.process, now_ns
+            ),
+            reports.ProcessExited: self._process_exited,
+            reports.ExtentCreated: self._extent_created,
+            reports.CopierReady: self._copier_ready,
+            reports.CopierAnswered: self._copier_answered,
+            reports.CopierLost: self._copier_lost,
+            reports.DrainAsked: lambda _, now_ns: self._core.begin_drain(now_ns),
+            reports.Here: lambda _, now_ns: None,
+        }
+
+    def perform(self, effect: fx.Effect) -> None:
+        """Does one effect other than SendReply.
+
+        Args:
+            effect: from ``Core.take_effects``, in its order.
+        """
+        self._perform[type(effect)](effect)
+
+    def apply(self, report: reports.Report, now_ns: int) -> None:
+        """Tells the core of one report.
+
+        Args:
+            report: from a thread of the shell.
+            now_ns: the clock.
+        """
+        self._apply[type(report)](report, now_ns)
+
+    def deadline_ns(self) -> int | None:
+        """When ``check`` has something to do, or None."""
+        due = [link.deadline_ns() for link in self._copiers.values()]
+        return min((ns for ns in due if ns is not None), default=None)
+
+    def check(self, now_ns: int) -> None:
+        """Kills copiers that stopped answering."""
+        for copier, link in self._copiers.items():
+            if link.check(now_ns):
+                self._complaints.note("copier_wedged", f"copier {copier} (pid {link.pid}) killed")
+
+    def close(self) -> None:
+        """Gives everything back, once no thread reports any more."""
+        for link in self._copiers.values():
+            link.detach()
+        for descriptor in self._pools.values():
+            descriptor.give_back()
+        for file in self._extents.values():
+            file.close()
+        self._pools.clear()
+        self._extents.clear()
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def _drop_process(self, effect: fx.DropProcess) -> None:
+        error = side.SideError(code=int(effect.code), message=effect.reason[: limits.MAX_TEXT_CHARS])
+        self._sides.tell(Drop(effect.process, side.pack(error)))
+
+    def _remove_extent(self, effect: fx.RemoveExtent) -> None:
+        file = self._extents.pop(effect.extent)
+        for link in self._copiers.values():
+            link.remove_extent(effect.extent, clock.now_ns())
+        self._allocator.remove(file)
+
+    def _give_extent(self, effect: fx.GiveExtent) -> None:
+        cut = effect.geometry
+        packet = side.ExtentGiven(
+            session=effect.session,
+            extent=cut.extent,
+            shard=cut.shard,
+            num_slots=cut.num_slots,
+            slot_bytes=cut.slot_bytes,
+            payload_bytes=cut.payload_bytes,
+            data_offset_bytes=cut.data_offset_bytes,
+            file_bytes=cut.file_bytes,
+        )
+        readable = self._extents[cut.extent].readable.borrow()
+        self._sides.tell(Tell(effect.process, side.pack(packet), readable))
+
+    def _take_extent(self, effect: fx.TakeExtent) -> None:
+        packet = side.ExtentTaken(session=effect.session, extent=effect.extent)
+        self._sides.tell(Tell(effect.process, side.pack(packet)))
+
+    def _open_pool(self, effect: fx.OpenPool) -> None:
+        pool = getattr(effect.memory, "pool", None)
+        descriptor = self._pools.get((effect.process, effect.pool)) if pool is not None else None
+        if descriptor is None:
+            error = "the descriptor is gone" if pool is not None else "no copier for such memory"
+            self._core.pool_opened(effect.handle, error, clock.now_ns())
+            return
+        link = self._copiers[effect.copier]
+        link.open_pool(effect.handle, descriptor, effect.memory.size_bytes, clock.now_ns())
+
+    def _close_pool(self, effect: fx.ClosePool) -> None:
+        self._copiers[effect.copier].close_pool(effect.handle, clock.now_ns())
+
+    def _drop_pool_offer(self, effect: fx.DropPoolOffer) -> None:
+        descriptor = self._pools.pop((effect.process, effect.pool), None)
+        if descriptor is not None:
+            descriptor.give_back()
+            self._sides.tell(ForgetPool(effect.process, effect.pool))
+
+    def _start_copy(self, effect: fx.StartCopy) -> None:
+        self._copiers[effect.copier].start(effect, clock.now_ns())
+
+    # --- reports --------------------------------------------------------------------------------
+
+    def _pool_offered(self, report: reports.PoolOffered, now_ns: int) -> None:
+        key = (report.process, report.pool)
+        if key in self._pools:
+            report.descriptor.give_back()
+            raise RequestError(ErrorCode.INTERNAL, f"pool {key} was reported twice")
+        self._pools[key] = report.descriptor
+        self._core.pool_offered(report.process, report.pool, report.size_bytes)
+
+    def _process_exited(self, report: reports.ProcessExited, now_ns: int) -> None:
+        self._core.process_exited(report.process, now_ns)
+        for key in [key for key in self._pools if key[0] == report.process]:
+            self._pools.pop(key).give_back()
+
+    def _extent_created(self, report: reports.ExtentCreated, now_ns: int) -> None:
+        if report.file is not None:
+            self._extents[report.extent] = report.file
+            for link in self._copiers.values():
+                link.add_extent(report.file, now_ns)
+        self._core.extent_created(report.extent, report.error, now_ns)
+
+    def _copier_ready(self, report: reports.CopierReady, now_ns: int) -> None:
+        self._copiers[report.copier].attach(report.channel, report.pid, now_ns)
+        self._core.copier_ready(report.copier, now_ns)
+
+    def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
+        self._complaints.note("copier_lost", f"copier {report.copier} ended; another is started")
+        self._copiers[report.copier].detach()
+        self._core.copier_lost(report.copier, now_ns)
+
+    def _copier_answered(self, report: reports.CopierAnswered, now_ns: int) -> None:
+        answer = report.answer
+        self._copiers[report.copier].answered(answer, now_ns)
+        if answer.error is not None:
+            self._complaints.note("copier_error", f"{answer.kind.name}: {answer.error}")
+        if answer.kind == Kind.COPY:
+            self._core.copy_done(fx.JobId(answer.number), answer.error, now_ns)
+        elif answer.kind == Kind.MAP_POOL:
+            self._core.pool_opened(fx.PoolHandle(answer.number), answer.error, now_ns)
+        elif answer.kind == Kind.UNMAP_POOL:
+            self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)

@@ -1,0 +1,96 @@
+"""Who is at the other end of a unix socket, and a way to see that process end.
+
+Purpose: the kernel names the process (never a number from a message), and a pidfd tells its exit
+(design rule 5). Must not know: what peers may do. Runs in: the side socket's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+
+from protocol.errors import ErrorCode, RequestError
+
+_SO_PEERPIDFD = 77
+_UCRED = struct.Struct("iII")
+
+
+def watch_peer(connection: socket.socket) -> int:
+    """Opens a pidfd of the process that connected.
+
+    Args:
+        connection: accepted unix socket.
+
+    Returns:
+        A pidfd, close-on-exec; readable once the process has exited. The caller closes it.
+
+    Raises:
+        RequestError: NOT_PERMITTED for another user, UNWATCHABLE_PEER when the exit cannot be
+            seen (another pid namespace, a kernel without pidfds).
+    """
+    pid, uid = peer_ids(connection)
+    if uid not in (os.geteuid(), 0):
+        raise RequestError(
+            ErrorCode.NOT_PERMITTED, f"this server serves user {os.geteuid()}, not user {uid}"
+        )
+    try:
+        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:  # a kernel before 6.5
+            return open_by_pid(pid, connection)
+        raise _unwatchable(f"process {pid} cannot be watched: {error.strerror}") from error
+    os.set_inheritable(pidfd, False)
+    return pidfd
+
+
+def peer_ids(connection: socket.socket) -> tuple[int, int]:
+    """Process and user id at the time of connect().
+
+    Args:
+        connection: accepted unix socket.
+
+    Returns:
+        (pid, uid); pid 0 when it lies in a pid namespace that this process cannot see.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(raw)
+    return pid, uid
+
+
+def open_by_pid(pid: int, connection: socket.socket) -> int:
+    """Opens a pidfd where the kernel does not give one by the socket.
+
+    Args:
+        pid: of the process that connected.
+        connection: to it.
+
+    Returns:
+        A pidfd; the caller closes it.
+
+    Raises:
+        RequestError: UNWATCHABLE_PEER.
+    """
+    if pid <= 0:
+        raise _unwatchable(
+            "the process lies in a pid namespace that the server cannot see, so its exit could "
+            "not be noticed; run both in one (containers: share the host's pid namespace)"
+        )
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise _unwatchable(f"process {pid} cannot be watched: {error.strerror}") from error
+    # The number could have passed on to another process if the peer had ended before; then its
+    # end of the connection would be closed.
+    poller = select.poll()
+    poller.register(connection, select.POLLRDHUP)
+    if poller.poll(0):
+        os.close(pidfd)
+        raise _unwatchable(f"process {pid} has closed the connection already")
+    return pidfd
+
+
+def _unwatchable(message: str) -> RequestError:
+    return RequestError(ErrorCode.UNWATCHABLE_PEER, message)

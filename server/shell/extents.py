@@ -1,0 +1,203 @@
+"""Extent files: made and removed in a thread of their own, records written by the loop.
+
+Purpose: a file is allocated whole before anybody maps it, so that a full file system is an error
+of that extent and never a SIGBUS (host contract of the arena: never truncated, only unlinked).
+Must not know: who an extent is for, which slots are in use. Runs in: ``Allocator`` in its own
+thread; ``ExtentFile`` in the loop thread once it was reported.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import select
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry, pack_header
+from protocol.ids import ArenaId
+from server.shell.descriptors import Descriptor
+from server.shell.inbox import Inbox
+from server.shell.reports import ExtentCreated, Reporter
+
+_log = logging.getLogger("kvkeep.server")
+
+EXTENT_SUFFIX = ".extent"
+
+
+def extent_path(directory: str, extent: int) -> str:
+    """Where an extent file lies."""
+    return f"{directory}/{extent:08d}{EXTENT_SUFFIX}"
+
+
+@dataclass(eq=False)
+class ExtentFile:
+    """One extent as the main process holds it: its records and two descriptors.
+
+    Attributes:
+        geometry: how the file is cut.
+        path: where it lies.
+        writable: for copiers.
+        readable: for engines; opened read-only, so a mapping of it cannot be made writable.
+        records: RECORD_DTYPE[num_slots], mapped; the slots themselves are not mapped here.
+    """
+
+    geometry: ExtentGeometry
+    path: str
+    writable: Descriptor
+    readable: Descriptor
+    records: NDArray[Any]
+
+    def void(self, slots: NDArray[np.uint32]) -> None:
+        """Zeroes checksums, before the slots' bytes change.
+
+        Args:
+            slots: uint32[n].
+        """
+        self.records["checksum"][slots] = 0
+
+    def write(self, slots: NDArray[np.uint32], rows: NDArray[Any]) -> None:
+        """Publishes records: checksums are zero while the other fields change.
+
+        Args:
+            slots: uint32[n].
+            rows: RECORD_DTYPE[n], checksums included.
+        """
+        body = rows.copy()
+        body["checksum"] = 0
+        self.records[slots] = body
+        # Its own statement after the fields: a kill in between leaves the records void.
+        self.records["checksum"][slots] = rows["checksum"]
+
+    def close(self) -> None:
+        """Gives both descriptors back and drops the mapping."""
+        self.writable.give_back()
+        self.readable.give_back()
+        self.records = np.empty(0, dtype=RECORD_DTYPE)
+
+
+def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFile:
+    """Makes, allocates and heads one extent file.
+
+    Args:
+        directory: the arena's.
+        geometry: how the file is cut.
+        arena: goes into the header.
+
+    Returns:
+        The file; the caller closes it.
+
+    Raises:
+        OSError: no room, or the id was used before; nothing is left behind then.
+    """
+    path = extent_path(directory, geometry.extent)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, geometry.file_bytes)
+        os.pwrite(fd, pack_header(geometry, arena), 0)
+        records = _map_records(fd, geometry)
+        os.fchmod(fd, 0o400)
+        readable = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        os.unlink(path)
+        os.close(fd)
+        raise
+    return ExtentFile(geometry, path, Descriptor(fd), Descriptor(readable), records)
+
+
+def _map_records(fd: int, geometry: ExtentGeometry) -> NDArray[Any]:
+    mapping = mmap.mmap(fd, geometry.data_offset_bytes, mmap.MAP_SHARED)
+    return np.frombuffer(
+        mapping, dtype=RECORD_DTYPE, count=geometry.num_slots, offset=RECORDS_OFFSET_BYTES
+    )
+
+
+def remove(path: str) -> None:
+    """Unlinks an extent file; its memory goes with the last mapping.
+
+    Args:
+        path: of the file; one that is gone already is fine.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+class Allocator:
+    """The thread that makes and removes extent files, in the order asked.
+
+    Args:
+        directory: the arena's.
+        arena: its id.
+        reporter: used by the thread alone.
+    """
+
+    def __init__(self, directory: str, arena: ArenaId, reporter: Reporter) -> None:
+        self._directory = directory
+        self._arena = arena
+        self._reporter = reporter
+        self._inbox: Inbox[ExtentGeometry | ExtentFile | None] = Inbox()
+        self._thread = threading.Thread(target=self._run, name="kvkeep-arena", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def create(self, geometry: ExtentGeometry) -> None:
+        """Asks for an extent; ExtentCreated reports the outcome. Does not block."""
+        self._inbox.put(geometry)
+
+    def remove(self, file: ExtentFile) -> None:
+        """Hands an extent file over to be unlinked and closed. Does not block.
+
+        Freeing a gigabyte of pages takes tens of milliseconds, which the loop must not spend.
+        """
+        self._inbox.put(file)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after what it was asked before.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            Whether it ended.
+        """
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._inbox.fd, select.POLLIN)
+        while True:
+            poller.poll()
+            for item in self._inbox.take_all():
+                if item is None:
+                    return
+                if isinstance(item, ExtentFile):
+                    self._remove(item)
+                else:
+                    self._create(item)
+
+    def _create(self, geometry: ExtentGeometry) -> None:
+        try:
+            file, error = create(self._directory, geometry, self._arena), None
+        except (OSError, ValueError) as caught:
+            file = None
+            error = f"extent {geometry.extent} of {geometry.file_bytes} bytes: {caught}"
+            _log.warning("%s", error)
+        self._reporter.post(ExtentCreated(geometry.extent, file, error))
+
+    def _remove(self, file: ExtentFile) -> None:
+        try:
+            remove(file.path)
+        except OSError as error:
+            _log.warning("cannot unlink %s: %s", file.path, error)
+        file.close()

@@ -1,0 +1,247 @@
+"""The one thread that decides: a blocking ROUTER, the core, and its effects.
+
+Purpose: take one message at a time, give the core's long work a slice in between, never block
+but in ``recv``, never die of a message. Must not know: what messages mean (the core does).
+Runs in: the main thread.
+
+Peers are trusted no further than their user: libzmq bounds each frame (``MAXMSGSIZE``) but not
+how many frames one message may have, so a peer of the same user can still make it buffer; such
+messages are refused when they end.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterable
+
+import zmq
+
+from protocol import frames, limits
+from protocol.endpoint import Endpoint
+from protocol.errors import ConfigError, ErrorCode, KvkeepError, RequestError
+from server.core.dispatch import Core
+from server.core.effects import PeerId, SendReply
+from server.shell import clock
+from server.shell.actions import Actions
+from server.shell.complaints import Complaints
+from server.shell.reports import INTERNAL_ENDPOINT, DrainAsked, ReportQueue
+
+SEND_QUEUE_FRAMES = 256
+"""Replies queued for one peer before it counts as gone; at most 64 can be owed to it."""
+
+RECEIVE_QUEUE_FRAMES = 1000
+_IDLE_MS = 1000
+_HANDSHAKE_MS = 10_000
+_MAX_REPORTS_PER_TURN = 64
+_OWN_ID_BYTES = 5
+
+
+def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """The ROUTER with its bounds, bound to the internal endpoint only.
+
+    Args:
+        context: of this process.
+
+    Returns:
+        The socket; reporters can connect now.
+    """
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.MAXMSGSIZE, limits.MAX_FRAME_BYTES)
+    router.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
+    router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
+    router.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    router.bind(INTERNAL_ENDPOINT)
+    return router
+
+
+class Loop:
+    """Socket, core and actions in one thread.
+
+    Args:
+        router: from ``make_socket``.
+        core: decides.
+        queue: what the shell's threads report.
+        complaints: counts what goes wrong.
+
+    Attributes:
+        actions: set before ``run``.
+        draining_until_ns: when to give up waiting for what is still owed, or None.
+    """
+
+    actions: Actions
+
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        core: Core,
+        queue: ReportQueue,
+        complaints: Complaints,
+        drain_limit_s: float = 5.0,
+    ) -> None:
+        self._router = router
+        self._core = core
+        self._queue = queue
+        self._complaints = complaints
+        self._drain_limit_ns = int(drain_limit_s * clock.NS_PER_S)
+        self._own_ids: frozenset[bytes] = frozenset()
+        self._timeout_ms = -1
+        self.draining_until_ns: int | None = None
+
+    def bind(self, endpoint: Endpoint, own_ids: Iterable[bytes]) -> None:
+        """Binds the public endpoint, after every reporter was heard.
+
+        A routing id belongs to whoever connects with it first; hearing the threads before the
+        public endpoint exists keeps their ids from outside peers.
+
+        Args:
+            endpoint: where to listen.
+            own_ids: of the reporters, each of which has posted ``Here``.
+
+        Raises:
+            ConfigError: ENDPOINT_IN_USE, or INVALID_CONFIG when it cannot be bound.
+        """
+        awaited = set(own_ids)
+        self._own_ids = frozenset(awaited)
+        while awaited:
+            if not self._router.poll(_HANDSHAKE_MS):
+                raise ConfigError(ErrorCode.INTERNAL, f"threads did not start: {awaited}")
+            awaited.discard(self._router.recv_multipart()[0])
+        old_mask = os.umask(0o177)  # an ipc socket for this user alone
+        try:
+            if endpoint.host.startswith("["):
+                self._router.setsockopt(zmq.IPV6, 1)
+            self._router.bind(endpoint.url)
+        except zmq.ZMQError as error:
+            in_use = error.errno == zmq.EADDRINUSE
+            code = ErrorCode.ENDPOINT_IN_USE if in_use else ErrorCode.INVALID_CONFIG
+            raise ConfigError(code, f"endpoint {endpoint.url}: {error.strerror}") from error
+        finally:
+            os.umask(old_mask)
+
+    def run(self) -> None:
+        """Serves until drained after DrainAsked."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        while not self._is_over():
+            self._turn()
+
+    def _is_over(self) -> bool:
+        if self.draining_until_ns is None:
+            return False
+        return self._core.drained() or clock.now_ns() >= self.draining_until_ns
+
+    def _turn(self) -> None:
+        """One slice of everything: reports, timers, long work, one message."""
+        now_ns = clock.now_ns()
+        more = False
+        try:
+            self._take_reports(now_ns)
+            self._keep_time(now_ns)
+            more = self._core.work(now_ns)
+        except Exception as error:  # noqa: BLE001 - the loop outlives any fault of ours
+            self._complaints.note("loop_fault", repr(error), error)
+        self._act()
+        message = self._receive(0 if more or self._queue else self._wait_ms())
+        if message is not None:
+            # Whatever a thread reported before its peer sent this message counts first.
+            self._take_reports_guarded()
+            self._handle(message)
+            self._act()
+
+    def _take_reports_guarded(self) -> None:
+        if not self._queue:
+            return
+        try:
+            self._take_reports(clock.now_ns(), limit=len(self._queue))
+        except Exception as error:  # noqa: BLE001 - see above
+            self._complaints.note("loop_fault", repr(error), error)
+        self._act()
+
+    def _take_reports(self, now_ns: int, limit: int = _MAX_REPORTS_PER_TURN) -> None:
+        for _ in range(min(limit, len(self._queue))):
+            report = self._queue.popleft()
+            if isinstance(report, DrainAsked) and self.draining_until_ns is None:
+                self.draining_until_ns = now_ns + self._drain_limit_ns
+            self.actions.apply(report, now_ns)
+
+    def _keep_time(self, now_ns: int) -> None:
+        timer_ns = self._core.next_timer_ns()
+        if timer_ns is not None and timer_ns <= now_ns:
+            self._core.tick(now_ns)
+        self.actions.check(now_ns)
+
+    def _wait_ms(self) -> int:
+        due = [self._core.next_timer_ns(), self.actions.deadline_ns(), self.draining_until_ns]
+        soonest = min((ns for ns in due if ns is not None), default=None)
+        if soonest is None:
+            return _IDLE_MS
+        left_ms = -(-(soonest - clock.now_ns()) // clock.NS_PER_MS)
+        return max(0, min(_IDLE_MS, left_ms))
+
+    def _receive(self, wait_ms: int) -> list[bytes] | None:
+        try:
+            return self._router.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            if wait_ms == 0:
+                return None
+        if wait_ms != self._timeout_ms:
+            self._router.rcvtimeo = self._timeout_ms = wait_ms
+        try:
+            return self._router.recv_multipart()
+        except zmq.Again:
+            return None
+
+    def _handle(self, message: list[bytes]) -> None:
+        peer = message[0]
+        if peer in self._own_ids:
+            return  # a wake-up; the queue is emptied in any case
+        if len(peer) != _OWN_ID_BYTES or peer[0] != 0:
+            self._complaints.note("chosen_id", "a peer chose its own routing id; not served")
+            return
+        if len(message) != 2:
+            error = RequestError(
+                ErrorCode.MALFORMED, f"a message is one frame, this one has {len(message) - 1}"
+            )
+            self._complaints.note("frames", error.message)
+            self._send(SendReply(PeerId(peer), frames.pack_error(0, 0, error)))
+            return
+        try:
+            self._core.request(PeerId(peer), message[1], clock.now_ns())
+        except Exception as error:  # noqa: BLE001 - one message must not end the loop
+            self._complaints.note("loop_fault", repr(error), error)
+            self._answer_internal(PeerId(peer), message[1])
+
+    def _answer_internal(self, peer: PeerId, frame: bytes) -> None:
+        try:
+            envelope = frames.unpack_request(frame)
+            op, seq = envelope.op, envelope.seq
+        except KvkeepError:
+            op = seq = 0
+        error = KvkeepError(ErrorCode.INTERNAL, "the server failed; its log says why")
+        self._send(SendReply(peer, frames.pack_error(op, seq, error)))
+
+    def _act(self) -> None:
+        """Performs effects, and those that follow from them."""
+        while effects := self._core.take_effects():
+            for effect in effects:
+                if isinstance(effect, SendReply):
+                    self._send(effect)
+                    continue
+                try:
+                    self.actions.perform(effect)
+                except Exception as error:  # noqa: BLE001 - the other effects still count
+                    self._complaints.note("effect_fault", f"{effect!r:.200}: {error!r}", error)
+        for fault in self._core.take_faults():
+            self._complaints.note("core_fault", fault)
+
+    def _send(self, reply: SendReply) -> None:
+        try:
+            self._router.send_multipart([reply.peer, reply.frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # EAGAIN: it does not read. EHOSTUNREACH: it is gone.
+            self._complaints.note("peer_dropped", f"a reply could not be sent: {error.strerror}")
+            self._core.peer_dropped(reply.peer)

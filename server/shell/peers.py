@@ -1,0 +1,405 @@
+"""The side socket: who connects, their descriptors, and their deaths.
+
+Purpose: a process connects, is named by the kernel and watched from then on, gets a token, passes
+pools and is passed extents. The end of its connection stops new work and frees nothing; only its
+exit does (design rule 5). Must not know: what the core decides, ZMQ. Runs in: its own thread;
+``tell`` in the loop thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import selectors
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from protocol import limits, side
+from protocol.errors import ConfigError, ErrorCode, RequestError
+from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
+from protocol.messages import VERSION_MAJOR, VERSION_MINOR
+from server.core.effects import ProcessId
+from server.shell import clock, packets
+from server.shell.credentials import watch_peer
+from server.shell.descriptors import Descriptor
+from server.shell.inbox import Inbox
+from server.shell.reports import PoolOffered, ProcessExited, ProcessJoined, ProcessQuiet, Reporter
+
+_log = logging.getLogger("kvkeep.server")
+
+MAX_PEERS = 1024
+MAX_POOLS_PER_PEER = 16
+MAX_OUTGOING_PACKETS = 4096
+SILENCE_LIMIT_S = 10.0
+_ACCEPT_PAUSE_S = 0.5
+_BACKLOG = 128
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Sends a packet to a process; ``descriptor`` is borrowed already and given back once sent."""
+
+    process: ProcessId
+    packet: bytes
+    descriptor: Descriptor | None = None
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Sends a packet, then closes the connection of a process."""
+
+    process: ProcessId
+    packet: bytes
+
+
+@dataclass(frozen=True)
+class ForgetPool:
+    """A pool's descriptor is closed; the process may offer another in its place."""
+
+    process: ProcessId
+    pool: PoolId
+
+
+Command = Tell | Drop | ForgetPool
+
+
+@dataclass(eq=False)
+class Peer:
+    """One process.
+
+    Attributes:
+        process: its number here.
+        connection: None once the connection ended.
+        pidfd: watched until the exit.
+        silent_until_ns: when it is closed unless it said SideHello.
+        joined: whether it did.
+        pools: what it passed and was not dropped.
+        outgoing: packets that the socket had no room for.
+    """
+
+    process: ProcessId
+    connection: socket.socket | None
+    pidfd: int
+    silent_until_ns: int
+    joined: bool = False
+    pools: set[bytes] = field(default_factory=set)
+    outgoing: deque[tuple[bytes, Descriptor | None]] = field(default_factory=deque)
+
+
+class SideSocket:
+    """Listens, watches, reports.
+
+    Args:
+        path: of the socket; a stale file there is removed, so the caller holds the lock.
+        endpoint: told in Welcome.
+        epoch: told in Welcome.
+        arena: told in Welcome.
+        reporter: used by the thread alone.
+        silence_limit_s: time for the first packet.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: str,
+        epoch: Epoch,
+        arena: ArenaId,
+        reporter: Reporter,
+        silence_limit_s: float = SILENCE_LIMIT_S,
+    ) -> None:
+        self.path = path
+        self._welcome = {"epoch": epoch, "arena": arena, "endpoint": endpoint}
+        self._reporter = reporter
+        self._silence_limit_ns = int(silence_limit_s * clock.NS_PER_S)
+        self._listener = _listen(path)
+        self._inbox: Inbox[Command | None] = Inbox()
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[ProcessId, Peer] = {}
+        self._silent: set[ProcessId] = set()
+        self._next_process = 1
+        self._paused_until_ns = 0
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="kvkeep-side", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def tell(self, command: Command) -> None:
+        """Hands a command over without blocking. Runs in the loop thread."""
+        self._inbox.put(command)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Closes everything and removes the socket's file.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            Whether the thread ended.
+        """
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        return not self._thread.is_alive()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._inbox.fd, selectors.EVENT_READ, self._obey)
+        while self._running:
+            for key, events in self._selector.select(self._timeout_s()):
+                try:
+                    if isinstance(key.data, Peer):
+                        self._peer_event(key.data, key.fd, events)
+                    else:
+                        key.data()
+                except Exception:
+                    _log.exception("the side socket's thread goes on after a fault of its own")
+            self._keep_time()
+        for peer in list(self._peers.values()):
+            self._hang_up(peer)
+            os.close(peer.pidfd)
+        self._listener.close()
+        self._selector.close()
+
+    def _timeout_s(self) -> float | None:
+        due = [self._peers[process].silent_until_ns for process in self._silent]
+        if self._paused_until_ns:
+            due.append(self._paused_until_ns)
+        if not due:
+            return None
+        return max(0.0, (min(due) - clock.now_ns()) / clock.NS_PER_S)
+
+    def _keep_time(self) -> None:
+        now_ns = clock.now_ns()
+        for process in list(self._silent):
+            peer = self._peers[process]
+            if now_ns >= peer.silent_until_ns:
+                self._refuse(peer, RequestError(ErrorCode.DEADLINE_EXCEEDED, "said nothing"))
+        if self._paused_until_ns and now_ns >= self._paused_until_ns:
+            self._paused_until_ns = 0
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # out of descriptors: waiting would spin
+            _log.warning("side socket: cannot accept: %s", error)
+            self._selector.unregister(self._listener)
+            self._paused_until_ns = clock.now_ns() + int(_ACCEPT_PAUSE_S * clock.NS_PER_S)
+            return
+        connection.setblocking(False)
+        try:
+            if len(self._peers) >= MAX_PEERS:
+                raise RequestError(
+                    ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_PEERS} processes may be connected"
+                )
+            pidfd = watch_peer(connection)
+        except RequestError as error:
+            _log.warning("side socket: refused: %s", error)
+            try:
+                packets.send(connection, _error_packet(error), -1)
+            except OSError:
+                pass
+            connection.close()
+            return
+        process = ProcessId(self._next_process)
+        self._next_process += 1
+        peer = Peer(process, connection, pidfd, clock.now_ns() + self._silence_limit_ns)
+        self._peers[process] = peer
+        self._silent.add(process)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        self._selector.register(pidfd, selectors.EVENT_READ, peer)
+
+    def _peer_event(self, peer: Peer, fd: int, events: int) -> None:
+        if peer.process not in self._peers:  # ended by an earlier event of the same batch
+            return
+        if fd == peer.pidfd:
+            self._exited(peer)
+            return
+        if events & selectors.EVENT_WRITE:
+            self._flush(peer)
+        if events & selectors.EVENT_READ and peer.connection is not None:
+            self._read(peer, peer.connection)
+
+    def _exited(self, peer: Peer) -> None:
+        self._hang_up(peer)
+        self._selector.unregister(peer.pidfd)
+        os.close(peer.pidfd)
+        del self._peers[peer.process]
+        if peer.joined:
+            self._reporter.post(ProcessExited(peer.process))
+
+    def _hang_up(self, peer: Peer) -> None:
+        """Ends the connection; whatever was queued for it is given back first."""
+        if peer.connection is None:
+            return
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        peer.connection = None
+        self._silent.discard(peer.process)
+        while peer.outgoing:
+            _, descriptor = peer.outgoing.popleft()
+            if descriptor is not None:
+                descriptor.give_back()
+        if peer.joined:
+            self._reporter.post(ProcessQuiet(peer.process))
+        elif self._running:
+            # It never got a token, so nothing of it needs to be watched.
+            self._selector.unregister(peer.pidfd)
+            os.close(peer.pidfd)
+            del self._peers[peer.process]
+
+    def _read(self, peer: Peer, connection: socket.socket) -> None:
+        try:
+            packet, fds, cut = packets.receive(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up(peer)
+            return
+        if not packet:
+            packets.close_all(fds)
+            self._hang_up(peer)
+            return
+        try:
+            self._packet(peer, packet, fds, cut)
+        except RequestError as error:
+            self._refuse(peer, error)
+        finally:
+            packets.close_all(fds)
+
+    def _packet(self, peer: Peer, packet: bytes, fds: list[int], cut: bool) -> None:
+        """Takes one packet; what it needs of ``fds`` it removes from the list."""
+        message = side.unpack_from_client(packet)
+        if isinstance(message, side.SideHello):
+            if fds or cut:
+                raise RequestError(ErrorCode.NO_DESCRIPTORS, "a hello carries no descriptor")
+            self._join(peer, message)
+            return
+        if not peer.joined:
+            raise RequestError(ErrorCode.UNAUTHENTICATED, "the first packet must be a hello")
+        if len(fds) != limits.MAX_FDS_PER_PACKET or cut:
+            raise RequestError(
+                ErrorCode.NO_DESCRIPTORS,
+                f"a pool packet carries exactly one descriptor, this one came with {len(fds)}"
+                + (" and was cut" if cut else ""),
+            )
+        try:
+            self._take_pool(peer, message, fds)
+        except RequestError as error:
+            # A wrong pool is no reason to end the connection: the process goes on uncached.
+            self._send(peer, _error_packet(error, message.pool), None)
+
+    def _join(self, peer: Peer, hello: side.SideHello) -> None:
+        if peer.joined:
+            raise RequestError(ErrorCode.DUPLICATE, "this process said hello already")
+        if hello.major != VERSION_MAJOR:
+            raise RequestError(
+                ErrorCode.VERSION_MISMATCH,
+                f"protocol {hello.major}.{hello.minor} is not spoken here; {VERSION_MAJOR}.0 to "
+                f"{VERSION_MAJOR}.{VERSION_MINOR} are",
+            )
+        token = Token(secrets.token_bytes(16))
+        peer.joined = True
+        self._silent.discard(peer.process)
+        # Reported before it is answered, so the loop knows the token before a HELLO brings it.
+        self._reporter.post(ProcessJoined(peer.process, token, InstanceId(hello.instance)))
+        self._send(peer, side.pack(side.Welcome(token=token, **self._welcome)), None)
+
+    def _take_pool(self, peer: Peer, offer: side.PoolOffer, fds: list[int]) -> None:
+        if offer.pool in peer.pools:
+            raise RequestError(ErrorCode.DUPLICATE, "a pool of this id was passed already")
+        if len(peer.pools) >= MAX_POOLS_PER_PEER:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_POOLS_PER_PEER} pools per process"
+            )
+        packets.check_pool_file(fds[0], offer.size_bytes)
+        descriptor = Descriptor(fds.pop())
+        peer.pools.add(offer.pool)
+        pool = PoolId(offer.pool)
+        self._reporter.post(PoolOffered(peer.process, pool, offer.size_bytes, descriptor))
+        self._send(peer, side.pack(side.PoolAccepted(pool=offer.pool)), None)
+
+    def _refuse(self, peer: Peer, error: RequestError) -> None:
+        _log.warning("side socket: process %d is disconnected: %s", peer.process, error)
+        self._send(peer, _error_packet(error), None)
+        self._hang_up(peer)
+
+    def _obey(self) -> None:
+        for command in self._inbox.take_all():
+            if command is None:
+                self._running = False
+                return
+            peer = self._peers.get(command.process)
+            if isinstance(command, ForgetPool):
+                if peer is not None:
+                    peer.pools.discard(command.pool)
+                continue
+            descriptor = command.descriptor if isinstance(command, Tell) else None
+            if peer is None or peer.connection is None:
+                if descriptor is not None:
+                    descriptor.give_back()
+                continue
+            self._send(peer, command.packet, descriptor)
+            if isinstance(command, Drop):
+                self._hang_up(peer)
+
+    def _send(self, peer: Peer, packet: bytes, descriptor: Descriptor | None) -> None:
+        """Queues and sends; a peer that reads nothing is cut off before its queue grows long."""
+        peer.outgoing.append((packet, descriptor))
+        self._flush(peer)
+        if len(peer.outgoing) > MAX_OUTGOING_PACKETS:
+            _log.warning("side socket: process %d does not read, disconnected", peer.process)
+            self._hang_up(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        while peer.outgoing and peer.connection is not None:
+            packet, descriptor = peer.outgoing[0]
+            try:
+                packets.send(peer.connection, packet, -1 if descriptor is None else descriptor.fd)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._hang_up(peer)
+                return
+            peer.outgoing.popleft()
+            if descriptor is not None:
+                descriptor.give_back()
+        if peer.connection is not None:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+            self._selector.modify(peer.connection, wanted, peer)
+
+
+def _error_packet(error: RequestError, pool: bytes = b"") -> bytes:
+    message = error.message[: limits.MAX_TEXT_CHARS]
+    return side.pack(side.SideError(code=int(error.code), message=message, pool=pool))
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG, f"the side socket {path} cannot be made: {error.strerror}"
+        ) from error
+    return listener

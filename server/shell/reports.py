@@ -1,0 +1,153 @@
+"""What the shell's own threads report to the loop, and how it gets there.
+
+Purpose: one queue in order of posting, and an empty frame over ``inproc`` that wakes the loop.
+The loop empties the queue before each request, so whatever a thread posted before it answered a
+peer is known before that peer's next request is read. Must not know: what follows from a report.
+Runs in: ``Reporter`` in its one thread, the queue's reading end in the loop thread.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from protocol.ids import ExtentId, InstanceId, PoolId, Token
+from server.copier.wire import Answer
+from server.core.effects import CopierId, ProcessId
+from server.shell.descriptors import Descriptor
+
+if TYPE_CHECKING:
+    from server.shell.extents import ExtentFile
+
+INTERNAL_ENDPOINT = "inproc://kvkeep-reports"
+
+
+@dataclass(frozen=True)
+class ProcessJoined:
+    """A peer said SideHello; its Welcome follows this report."""
+
+    process: ProcessId
+    token: Token
+    instance: InstanceId
+
+
+@dataclass(frozen=True)
+class PoolOffered:
+    """A peer passed a pool that is sealed and as long as said. The receiver owns ``descriptor``."""
+
+    process: ProcessId
+    pool: PoolId
+    size_bytes: int
+    descriptor: Descriptor
+
+
+@dataclass(frozen=True)
+class ProcessQuiet:
+    """A peer's side connection ended; the process may still run."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True)
+class ProcessExited:
+    """The kernel says that a process is gone."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True)
+class ExtentCreated:
+    """An extent file is allocated and headed, or ``error`` says why not."""
+
+    extent: ExtentId
+    file: ExtentFile | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class CopierReady:
+    """A copier has started. The receiver owns ``channel`` until CopierLost."""
+
+    copier: CopierId
+    pid: int
+    channel: socket.socket
+
+
+@dataclass(frozen=True)
+class CopierAnswered:
+    """A copier answered a command."""
+
+    copier: CopierId
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class CopierLost:
+    """A copier's process is gone; nothing of it touches memory any more."""
+
+    copier: CopierId
+
+
+@dataclass(frozen=True)
+class DrainAsked:
+    """SIGTERM or SIGINT came."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """First report of each reporter; see ``Loop.bind``."""
+
+
+Report = (
+    ProcessJoined
+    | PoolOffered
+    | ProcessQuiet
+    | ProcessExited
+    | ExtentCreated
+    | CopierReady
+    | CopierAnswered
+    | CopierLost
+    | DrainAsked
+    | Here
+)
+
+ReportQueue = deque[Report]
+
+
+class Reporter:
+    """One thread's way to the loop.
+
+    Created before its thread starts and used by that thread alone from then on.
+
+    Attributes:
+        routing_id: by which the loop's socket knows its wake-up frames.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str, queue: ReportQueue):
+        self.routing_id = b"kvkeep-" + name.encode()
+        self._queue = queue
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.ROUTING_ID, self.routing_id)
+        self._socket.connect(INTERNAL_ENDPOINT)
+
+    def post(self, report: Report) -> None:
+        """Hands one report over; never blocks and never loses it.
+
+        Args:
+            report: what happened.
+        """
+        self._queue.append(report)
+        try:
+            self._socket.send(b"", zmq.NOBLOCK)
+        except zmq.Again:
+            # As many wake-ups as fit are on their way; the loop empties the queue on each.
+            pass
+
+    def close(self) -> None:
+        """Closes the socket; its thread has ended."""
+        self._socket.close()

@@ -1,0 +1,182 @@
+"""Keeps one copier process running: starts it, reads its answers, notices its death, again.
+
+Purpose: whatever happens to a copier, the loop learns it as a report and goes on. Must not know:
+what the jobs mean, which are outstanding (``server.shell.copiers`` does). Runs in: its own thread,
+which must live as long as the copier, since the kernel ends the child with the thread that
+started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import select
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from server.copier.wire import MAX_ANSWER_BYTES, Kind, unpack_answer
+from server.core.effects import CopierId
+from server.shell.reports import CopierAnswered, CopierLost, CopierReady, Reporter
+
+_log = logging.getLogger("kvkeep.server")
+
+READY_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 5.0
+#: glibc copies with non-temporal stores from 256 KiB on: 8.4 to 13.1 GB/s for pages of 4 MiB.
+_TUNABLE = "glibc.cpu.x86_non_temporal_threshold=0x40000"
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def child_environment(environ: dict[str, str], machine: str, libc: str) -> dict[str, str]:
+    """Environment of a copier.
+
+    Args:
+        environ: of this process.
+        machine: as ``platform.machine`` says.
+        libc: as ``platform.libc_ver`` names it.
+
+    Returns:
+        A copy with this installation first on the import path, one numerics thread, and the
+        store tunable where glibc on x86 reads it.
+    """
+    own = dict(environ)
+    rest = own.get("PYTHONPATH", "")
+    own["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{rest}" if rest else _ROOT
+    own["OPENBLAS_NUM_THREADS"] = "1"
+    if machine in ("x86_64", "AMD64") and libc == "glibc":
+        others = [
+            entry
+            for entry in own.get("GLIBC_TUNABLES", "").split(":")
+            if entry and not entry.startswith("glibc.cpu.x86_non_temporal_threshold=")
+        ]
+        own["GLIBC_TUNABLES"] = ":".join([*others, _TUNABLE])
+    return own
+
+
+class Supervisor:
+    """One copier and its restarts.
+
+    Args:
+        copier: which one.
+        reporter: used by the thread alone.
+        module: what to run; takes the socket's number and this process's id.
+    """
+
+    def __init__(
+        self, copier: CopierId, reporter: Reporter, module: str = "server.copier.host"
+    ) -> None:
+        self._copier = copier
+        self._reporter = reporter
+        self._module = module
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name=f"kvkeep-copier-{copier}")
+        self._thread.daemon = True
+
+    def start(self) -> None:
+        """Starts the thread and with it the copier."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the copier and the thread.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            Whether both ended.
+        """
+        self._stopping.set()
+        with self._lock:
+            if self._channel is not None:
+                try:
+                    self._channel.shutdown(socket.SHUT_RDWR)
+                except OSError:  # its other end is closed already
+                    pass
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while not self._stopping.is_set():
+            try:
+                was_ready = self._one_life()
+            except OSError as error:
+                _log.error("copier %d cannot be started: %s", self._copier, error)
+                was_ready = False
+            backoff_s = _FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, _MAX_BACKOFF_S)
+            self._stopping.wait(backoff_s)
+
+    def _one_life(self) -> bool:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=child_environment(
+                    dict(os.environ), platform.machine(), platform.libc_ver()[0]
+                ),
+            )
+        with self._lock:
+            self._channel = ours
+        if self._stopping.is_set():
+            ours.shutdown(socket.SHUT_RDWR)
+        was_ready = self._await_ready(ours)
+        if was_ready:
+            self._reporter.post(CopierReady(self._copier, child.pid, ours))
+            self._read_answers(ours)
+        self._end(child)
+        with self._lock:
+            self._channel = None
+        if was_ready:
+            self._reporter.post(CopierLost(self._copier))
+        else:
+            ours.close()
+        return was_ready
+
+    def _await_ready(self, channel: socket.socket) -> bool:
+        poller = select.poll()
+        poller.register(channel, select.POLLIN)
+        if not poller.poll(READY_TIMEOUT_S * 1000):
+            _log.error("copier %d was not ready within %.0f s", self._copier, READY_TIMEOUT_S)
+            return False
+        try:
+            packet = channel.recv(MAX_ANSWER_BYTES)
+            return bool(packet) and unpack_answer(packet).kind == Kind.READY
+        except (OSError, ValueError) as error:
+            _log.error("copier %d did not start: %s", self._copier, error)
+            return False
+
+    def _read_answers(self, channel: socket.socket) -> None:
+        while True:
+            try:
+                packet = channel.recv(MAX_ANSWER_BYTES)
+                if not packet:
+                    return
+                self._reporter.post(CopierAnswered(self._copier, unpack_answer(packet)))
+            except (OSError, ValueError) as error:
+                _log.warning("copier %d: %s", self._copier, error)
+                return
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        """Sees the child dead: after this returns, nothing of it touches memory any more."""
+        if not self._stopping.is_set():
+            child.kill()  # its socket ended, or it talks nonsense: either way it is of no use
+        try:
+            code = child.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            # Without a bound: reporting it lost while it may still write would be wrong, and
+            # SIGKILL ends it as soon as the kernel lets go of it.
+            code = child.wait()
+        if not self._stopping.is_set():
+            _log.warning("copier %d (pid %d) ended with %d", self._copier, child.pid, code)
