@@ -105,7 +105,7 @@ class HostStream:
         self._thread = threading.Thread(target=self._run, name=f"stream-{name}", daemon=True)
         self._thread.start()
 
-    def enqueue(self, work: Callable[[], None]) -> None:
+    def enqueue(self, work: Callable[[], object]) -> None:
         """Queue ``work`` behind everything queued before; returns at once."""
         self._put(lambda: self._guarded(work))
 
@@ -178,7 +178,7 @@ class HostStream:
             item()
             self._num_done += 1
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         if self._error is not None:
             return
         try:
