@@ -232,10 +232,10 @@ class Generator(Child):
             place,
             name,
             ["-m", "adapter.conformance.loadgen"],
-            {"GLIBC_TUNABLES": NON_TEMPORAL, "OMP_NUM_THREADS": "1"},
+            {"GLIBC_TUNABLES": NON_TEMPORAL, "OPENBLAS_NUM_THREADS": "1"},
         )
 
-    def begin(self, order: str, **arguments: Any) -> None:
+    def begin(self, order: str, /, **arguments: Any) -> None:
         """Gives an order without waiting for its result.
 
         Args:
@@ -258,23 +258,39 @@ class Generator(Child):
             BenchError: it failed, ended, or fell silent.
         """
         while True:
-            text = self.line(timeout_s)
-            try:
-                said = json.loads(text)
-                event = said["event"]
-            except (ValueError, KeyError, TypeError):
-                raise BenchError(f"{self.name} said {text[:200]!r}") from None
-            if event == "progress" and progress is not None:
+            said = self._said(timeout_s)
+            if said["event"] == "progress" and progress is not None:
                 progress(said["done"], said["of"])
-            elif event == "failed":
-                raise BenchError(f"{self.name}: {said['reason']}")
-            elif event == "done":
+            elif said["event"] == "done":
                 found: dict[str, Any] = said["result"]
                 return found
 
+    def await_progress(self, timeout_s: float) -> None:
+        """Waits until an order, such as a flood, says that it is under way.
+
+        Args:
+            timeout_s: longest wait.
+
+        Raises:
+            BenchError: it failed, ended, or fell silent.
+        """
+        if self._said(timeout_s)["event"] != "progress":
+            raise BenchError(f"{self.name} ended before it was under way")
+
+    def _said(self, timeout_s: float) -> dict[str, Any]:
+        text = self.line(timeout_s)
+        try:
+            said: dict[str, Any] = json.loads(text)
+            event = said["event"]
+        except (ValueError, KeyError, TypeError):
+            raise BenchError(f"{self.name} said {text[:200]!r}") from None
+        if event == "failed":
+            raise BenchError(f"{self.name}: {said['reason']}")
+        return said
+
     def order(
-        self, order: str, timeout_s: float, progress: Progress | None = None, **arguments: Any
+        self, order: str, silence_s: float, progress: Progress | None = None, /, **arguments: Any
     ) -> dict[str, Any]:
         """Gives an order and waits for its result; see ``begin`` and ``result``."""
         self.begin(order, **arguments)
-        return self.result(timeout_s, progress)
+        return self.result(silence_s, progress)

@@ -56,6 +56,11 @@ class Sizing:
         return self.pages_per_round * PAGE_BYTES
 
     @property
+    def fill_requests(self) -> int:
+        """Requests of 32 pages that fit an arena, its records and rounding left out."""
+        return int(self.arena_bytes * 0.93) // _REQUEST_BYTES
+
+    @property
     def needed_bytes(self) -> int:
         """Memory of the whole run at its peak: arena, pool, scratch file, processes."""
         return self.arena_bytes + 2 * self.pool_bytes + _BESIDE_BYTES

@@ -12,6 +12,7 @@ import click
 
 #: Command name to the module that defines it as ``command``. A further command is one line here.
 COMMANDS: Mapping[str, str] = {
+    "bench": "server.cli.bench",
     "launch": "server.cli.launch",
 }
 

@@ -1,31 +1,18 @@
-"""``python -m server bench``: what this machine does with kvkeep on it.
+"""``bench``: measures what this machine does with kvkeep on it.
 
-Purpose: the command line around ``server.bench``: options, progress, output, exit code. Runs in
-the process of the command line.
+Must not know: what is measured, or how. Runs in: the process of the command line.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from protocol.errors import KvkeepError
-from server.bench import children, figures, machine, report, sizing
-from server.bench.run import Begin, Run
 
 _NUM_SEEDS = 1 << 31
 
 
-@click.command()
+@click.command(name="bench")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to stdout.")
 @click.option("--quick", is_flag=True, help="Fewer rounds: under a minute.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
@@ -34,80 +21,13 @@ _NUM_SEEDS = 1 << 31
     type=click.IntRange(0, _NUM_SEEDS - 1),
     help="Repeat the orders and tokens of an earlier run.",
 )
-def bench(as_json: bool, quick: bool, check: bool, seed: int | None) -> None:
+def command(as_json: bool, quick: bool, check: bool, seed: int | None) -> None:
     """Measure stores, retrieves, latency, start-up and memory on this machine.
 
     Starts servers of its own on temporary endpoints; one that runs already is left alone, but
     takes its share of the machine.
     """
-    sys.exit(run(as_json, quick, check, secrets.randbelow(_NUM_SEEDS) if seed is None else seed))
+    from server.bench import session
 
-
-def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
-    """Measures and shows.
-
-    Args:
-        as_json: JSON on stdout instead of the table.
-        quick: the short run.
-        check: whether missed targets count.
-        seed: of tokens and orders.
-
-    Returns:
-        Exit code: 0; 1 for missed targets with ``check``; 2 when it could not measure; 130 after
-        Ctrl-C.
-    """
-    errors = Console(stderr=True)
-    facts = machine.describe()
-    try:
-        sizes = sizing.choose(sizing.available_bytes(), quick)
-        with _ended_by_signals(), children.workplace() as place, _progress(errors) as begin:
-            measured, taken = Run(place, sizes, seed, begin).measure()
-    except (children.BenchError, KvkeepError, OSError) as error:
-        errors.print(f"bench: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        errors.print("bench: stopped", highlight=False)
-        return 130
-    found = figures.figures(measured)
-    if as_json:
-        document = report.document(found, facts, sizes, seed, quick, taken)
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
-    else:
-        report.show(Console(), found, facts)
-    return 1 if check and figures.missed(found) else 0
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end the run as Ctrl-C does, so that children and folders go."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {sig: signal.signal(sig, end) for sig in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for sig, handler in before.items():
-            signal.signal(sig, handler)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Begin]:
-    """Shows each step with its bar, on a terminal; a line per step elsewhere."""
-    columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
-    # Few refreshes: drawing takes CPU from what is measured.
-    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bars:
-        live = console.is_terminal
-
-        def begin(name: str) -> children.Progress:
-            task = bars.add_task(name, total=None)
-            if not live:
-                console.print(name, highlight=False)
-
-            def advance(done: int, of: int) -> None:
-                bars.update(task, completed=done, total=of)
-
-            return advance
-
-        yield begin
+    chosen = secrets.randbelow(_NUM_SEEDS) if seed is None else seed
+    raise SystemExit(session.run(as_json, quick, check, chosen))
