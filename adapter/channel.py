@@ -37,6 +37,9 @@ MAX_IN_FLIGHT: Final = 48
 GRACE_S: Final = 0.5
 """A submitted request may be answered with DEADLINE_EXCEEDED this long after its time."""
 
+SUBMIT_CONNECT_S: Final = 0.5
+"""Longest wait for a new connection in ``submit``, which no hook of the host calls."""
+
 _LOOK_S: Final = 0.05
 """While waiting for submitted requests: how often to look whether the server is gone."""
 
@@ -168,7 +171,7 @@ class Channel:
                 ErrorCode.BUSY, f"{MAX_IN_FLIGHT} requests of this channel are in flight already"
             )
         now_s = time.monotonic()
-        connect_end_s = now_s + min(timeout_s, self._setup.call_budget_s)
+        connect_end_s = now_s + min(timeout_s, SUBMIT_CONNECT_S)
         dealer = self._connected(access, connect_end_s)
         seq = self._send(dealer, body, connect_end_s, timeout_s)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1

@@ -163,9 +163,10 @@ class ExtentTable:
         with self._lock:
             self._extents[extent.epoch, extent.geometry.extent] = extent
 
-    def has(self, epoch: Epoch, extent_id: int) -> bool:
-        """Whether an extent is mapped and stays so."""
-        return self.get(extent_id, epoch) is not None
+    def knows(self, epoch: Epoch, extent_id: int) -> bool:
+        """Whether an extent is mapped, be it barred from further use or not."""
+        with self._lock:
+            return (epoch, extent_id) in self._extents
 
     def take(self, epoch: Epoch, extent_id: int) -> bool:
         """Bars an extent from further use; it is unmapped when its last user is gone.

@@ -6,12 +6,28 @@ mapper thread work behind it. No call blocks but ``wait_joined`` and ``close``, 
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from adapter.channel import Channel
+import zmq
+
+from adapter.breaker import Breaker
+from adapter.channel import Channel, ChannelSetup
+from adapter.enrolment import PoolFd, Registration
 from adapter.extents import ExtentTable
-from adapter.membership import Joined
+from adapter.household import Household
+from adapter.journal import Journal
+from adapter.keeper import Keeper, Orders
+from adapter.mapper import Mapper
+from adapter.membership import Joined, Membership
+from adapter.outbox import EndNotice, Notice, Outbox, ReleaseNotice
+from adapter.wake import Wake
+from protocol import endpoint as endpoints
 from protocol.errors import KvkeepError
 from protocol.ids import InstanceId, LeaseId, RequestKey
 from protocol.layout import ShardPool
@@ -43,7 +59,7 @@ class LinkConfig:
 
 
 class Link:
-    """One per process."""
+    """One per process; its public methods may be called from any thread."""
 
     def __init__(self, config: LinkConfig) -> None:
         """Checks the configuration; starts nothing.
@@ -54,11 +70,45 @@ class Link:
         Raises:
             ConfigError: INVALID_URL.
         """
-        raise NotImplementedError
+        self._config = config
+        endpoint = endpoints.parse(config.url)
+        self._pid = os.getpid()
+        self._wake = Wake()
+        self._journal = Journal(logging.getLogger("kvkeep.link"))
+        self._membership = Membership()
+        self._breaker = Breaker(self._wake.set)
+        self._outbox = Outbox(self._wake.set)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._orders = Orders()
+        self._lock = threading.Lock()
+        self._num_channels = 0
+        self._is_started = False
+        self._is_closed = False
+        self._table = ExtentTable(self._kick_mapper)
+        self._mapper = Mapper(self._table, self._journal, self._wake.set)
+        household = Household(
+            context=self._context,
+            membership=self._membership,
+            breaker=self._breaker,
+            journal=self._journal,
+            outbox=self._outbox,
+            table=self._table,
+            mapper=self._mapper,
+            instance=config.instance,
+            client=config.client,
+            connect_timeout_s=config.connect_timeout_s,
+            retire_s=config.retire_s,
+        )
+        self._keeper = Keeper(household, endpoint, self._orders, self._wake)
 
     def start(self) -> None:
         """Starts the keeper and the mapper; they look for the server from now on. Idempotent."""
-        raise NotImplementedError
+        with self._lock:
+            if self._is_started or self._is_closed or self._is_forked:
+                return
+            self._is_started = True
+            self._mapper.start()
+            self._keeper.start()
 
     def register(
         self,
@@ -77,28 +127,39 @@ class Link:
                 loads.
             memory_bytes: length of that memory; 0 without one.
             pools: where the pages of each shard lie in it.
+
+        Raises:
+            OSError: the descriptor is none.
         """
-        raise NotImplementedError
+        memory = None if memory_fd is None else PoolFd(memory_fd)
+        self._orders.registration = Registration(namespace, rank, memory, memory_bytes, pools)
+        self._wake.set()
 
     @property
     def joined(self) -> Joined | None:
         """The registration with the live server, or None. Immutable; take it once per use."""
-        raise NotImplementedError
+        access = self._membership.access
+        return None if access is None or self._is_forked else access.joined
 
     @property
     def refusal(self) -> KvkeepError | None:
         """Why the server will not have this registration, when trying again cannot help."""
-        raise NotImplementedError
+        return self._membership.refusal
+
+    @property
+    def is_breaker_open(self) -> bool:
+        """Whether calls fail at once now."""
+        return self._breaker.is_open
 
     @property
     def extents(self) -> ExtentTable:
         """The extents mapped into this process."""
-        raise NotImplementedError
+        return self._table
 
     @property
     def counters(self) -> dict[str, int]:
         """What happened and what went wrong, by name; a copy."""
-        raise NotImplementedError
+        return self._journal.counters()
 
     def wait_joined(self, timeout_s: float) -> Joined | None:
         """Waits for a registration.
@@ -109,16 +170,34 @@ class Link:
         Returns:
             The registration, or None after the time or after a refusal for good.
         """
-        raise NotImplementedError
+        access = None if self._is_forked else self._membership.wait(timeout_s)
+        return None if access is None else access.joined
 
     def open_channel(self) -> Channel:
         """A channel for the calling thread; it connects when first used."""
-        raise NotImplementedError
+        with self._lock:
+            self._num_channels += 1
+        return Channel(
+            ChannelSetup(
+                context=self._context,
+                membership=self._membership,
+                breaker=self._breaker,
+                journal=self._journal,
+                instance=self._config.instance,
+                client=self._config.client,
+                call_budget_s=self._config.call_budget_s,
+                on_doubt=self._doubt,
+                on_close=self._channel_closed,
+            )
+        )
 
     def release(
         self, lease: LeaseId, start: int = 0, count: int = 0, all_readers: bool = False
     ) -> None:
         """Gives back a lease in the background: repeated until answered or the epoch ends.
+
+        While not joined there is nothing to do: a lease ends with its server, and the session that
+        held it with the next registration.
 
         Args:
             lease: from LOOKUP.
@@ -126,7 +205,9 @@ class Link:
             count: chunks; 0 for all.
             all_readers: the scheduler gives back for every rank.
         """
-        raise NotImplementedError
+        joined = self.joined
+        if joined is not None:
+            self._put(ReleaseNotice(joined.epoch, lease, start, count, all_readers))
 
     def end_request(self, request: RequestKey) -> None:
         """Ends a request's unretrieved leases in the background, repeated like ``release``.
@@ -134,7 +215,9 @@ class Link:
         Args:
             request: request key.
         """
-        raise NotImplementedError
+        joined = self.joined
+        if joined is not None:
+            self._put(EndNotice(joined.epoch, request))
 
     def set_live_requests(self, provider: Callable[[], Iterable[int]]) -> None:
         """Makes this process the one that sends HEARTBEATs (the scheduler's).
@@ -143,7 +226,7 @@ class Link:
             provider: called on the keeper's thread at each beat; the request keys that live. A key
                 must be in there before its LOOKUP is sent, or the lease may go at once (a miss).
         """
-        raise NotImplementedError
+        self._orders.live_requests = provider
 
     def close(self, timeout_s: float) -> bool:
         """Unregisters and stops. Never hangs; the link cannot be started again.
@@ -155,4 +238,55 @@ class Link:
             True when the server acknowledged that nothing of it touches the pool any more, or no
             server was ever given it; False when that is unknown.
         """
-        raise NotImplementedError
+        if self._is_forked:
+            return False
+        end_s = time.monotonic() + timeout_s
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+        if not self._is_started:
+            self._membership.end()
+            if is_first:
+                self._end_context()
+            return True
+        outcome = self._keeper.outcome
+        if is_first:
+            # The keeper needs a moment to close its sockets within the time.
+            self._orders.close_by_ns = time.monotonic_ns() + int(timeout_s * 0.9e9)
+            self._wake.set()
+        if not outcome.is_over.wait(max(0.0, end_s - time.monotonic())):
+            return False
+        self._table.take_all_but(None)
+        self._mapper.stop()
+        self._mapper.join(max(0.0, end_s - time.monotonic()))
+        if is_first and self._keeper.join(max(0.0, end_s - time.monotonic())):
+            self._end_context()
+        return outcome.is_acknowledged
+
+    def _kick_mapper(self) -> None:
+        self._mapper.kick()
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._pid != os.getpid()
+
+    def _put(self, notice: Notice) -> None:
+        if not self._outbox.put(notice):
+            self._journal.report("notices_dropped", "too many releases wait for the server")
+
+    def _doubt(self, serial: int) -> None:
+        self._membership.doubt(serial)
+        self._wake.set()
+
+    def _channel_closed(self) -> None:
+        with self._lock:
+            self._num_channels -= 1
+            is_last = self._num_channels == 0 and self._is_closed
+        if is_last and (not self._is_started or self._keeper.join(0)):
+            self._context.term()
+
+    def _end_context(self) -> None:
+        """Ends ZMQ's threads once every socket is closed; the last channel does it otherwise."""
+        with self._lock:
+            is_last = self._num_channels == 0
+        if is_last:
+            self._context.term()

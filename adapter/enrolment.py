@@ -1,0 +1,206 @@
+"""Registers this rank's pool with one server: pass the descriptor, then REGISTER_KV_CACHE.
+
+Must not know: sockets, threads, what follows a registration. Runs in: the keeper's thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from adapter.calls import Calls
+from adapter.side import SideConnection
+from protocol.errors import (
+    REJOIN,
+    ErrorCode,
+    KvkeepError,
+    ReplyError,
+    UnreachableError,
+    code_of,
+)
+from protocol.ids import ID_BYTES, PoolId
+from protocol.layout import MemfdMemory, ShardPool
+from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply
+from protocol.namespace import Namespace
+from protocol.side import PoolOffer, SideError
+
+REGISTER_S: Final = 10.0
+"""The server may have to allocate an extent per shard before it answers."""
+
+RETRY_FIRST_NS: Final = 250_000_000
+RETRY_LAST_NS: Final = 10_000_000_000
+
+
+class PoolFd:
+    """A descriptor of our own of the pool, closed with the last reference to this object."""
+
+    def __init__(self, fd: int) -> None:
+        """Duplicates a descriptor.
+
+        Args:
+            fd: stays the caller's.
+
+        Raises:
+            OSError: it is none, or no more are to be had.
+        """
+        self._fd = os.dup(fd)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What to register with every server that comes along.
+
+    Attributes:
+        namespace: identity of the KV bytes.
+        rank: of this process.
+        memory: sealed memfd; None for a reader.
+        memory_bytes: its length.
+        pools: where the pages lie.
+    """
+
+    namespace: Namespace
+    rank: int
+    memory: PoolFd | None
+    memory_bytes: int
+    pools: tuple[ShardPool, ...]
+
+
+class Stage(Enum):
+    """How far an enrolment is."""
+
+    IDLE = 0
+    OFFERED = 1
+    ACCEPTED = 2
+    ASKED = 3
+    ENROLLED = 4
+    REFUSED = 5
+
+
+class Enrolment:
+    """One registration with one server.
+
+    Attributes:
+        registration: what is registered.
+        stage: how far it is.
+        reply: the server's answer once ENROLLED.
+        error: why it was REFUSED, or what is wrong while it is tried again.
+        must_rejoin: the server does not know this connection; begin with a new one.
+        gave_pool: whether the pool's descriptor was passed to the server.
+    """
+
+    def __init__(
+        self,
+        registration: Registration,
+        side: SideConnection,
+        calls: Calls,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """Sends nothing yet."""
+        self.registration = registration
+        self.stage = Stage.IDLE
+        self.reply: RegisterKvCacheReply | None = None
+        self.error: KvkeepError | None = None
+        self.must_rejoin = False
+        self.gave_pool = False
+        self._side = side
+        self._calls = calls
+        self._random_bytes = random_bytes
+        self._pool = PoolId(b"")
+        self._at_ns = 0
+        self._delay_ns = RETRY_FIRST_NS
+        self._turn_ns = 0
+
+    def next_ns(self) -> int | None:
+        """When ``turn`` has something to do even if nothing arrives; None for never."""
+        return self._at_ns if self.stage in (Stage.IDLE, Stage.OFFERED) else None
+
+    def turn(self, now_ns: int) -> None:
+        """Takes the next step if it is due.
+
+        Args:
+            now_ns: monotonic clock.
+
+        Raises:
+            SideClosedError: the side connection broke.
+        """
+        self._turn_ns = now_ns
+        if self.stage == Stage.OFFERED and now_ns >= self._at_ns:
+            self._fail(UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "the pool was not accepted"))
+        if self.stage == Stage.IDLE and now_ns >= self._at_ns and self._calls.greeted:
+            self._offer(now_ns)
+        if self.stage == Stage.ACCEPTED and self._calls.greeted:
+            self._ask()
+
+    def _offer(self, now_ns: int) -> None:
+        memory = self.registration.memory
+        if memory is None:
+            self.stage = Stage.ACCEPTED
+            return
+        self._pool = PoolId(self._random_bytes(ID_BYTES))
+        offer = PoolOffer(pool=self._pool, size_bytes=self.registration.memory_bytes)
+        self.gave_pool = True
+        self._side.send(offer, memory.fileno())
+        self.stage = Stage.OFFERED
+        self._at_ns = now_ns + int(REGISTER_S * 1e9)
+
+    def _ask(self) -> None:
+        wanted = self.registration
+        memory = None
+        if wanted.memory is not None:
+            memory = MemfdMemory(pool=self._pool, size_bytes=wanted.memory_bytes)
+        body = RegisterKvCache(
+            namespace=wanted.namespace, rank=wanted.rank, memory=memory, pools=wanted.pools
+        )
+        if self._calls.send(body, REGISTER_S, self._on_reply):
+            self.stage = Stage.ASKED
+
+    def pool_accepted(self, pool: bytes) -> None:
+        """The server holds the descriptor.
+
+        Args:
+            pool: which.
+        """
+        if self.stage == Stage.OFFERED and pool == self._pool:
+            self.stage = Stage.ACCEPTED
+
+    def side_error(self, said: SideError) -> None:
+        """The server said on the side connection what it does not like.
+
+        Args:
+            said: its packet.
+        """
+        error = ReplyError(code_of(said.code), said.message)
+        if self.stage == Stage.OFFERED and said.pool in (b"", self._pool):
+            self._fail(error)
+
+    def _on_reply(self, body: Body | None, error: KvkeepError | None) -> None:
+        if isinstance(body, RegisterKvCacheReply):
+            self.reply = body
+            self.error = None
+            self.stage = Stage.ENROLLED
+        else:
+            self._fail(error or ReplyError(ErrorCode.MALFORMED, "no reply to REGISTER_KV_CACHE"))
+
+    def _fail(self, error: KvkeepError) -> None:
+        self.error = error
+        if error.code in REJOIN or error.code == ErrorCode.DUPLICATE:
+            # A registration whose reply was lost stands in the way: a new connection settles it.
+            self.must_rejoin = True
+        elif error.retryable or isinstance(error, UnreachableError):
+            self._at_ns = self._turn_ns + self._delay_ns
+            self._delay_ns = min(2 * self._delay_ns, RETRY_LAST_NS)
+            self.stage = Stage.IDLE
+        else:
+            self.stage = Stage.REFUSED
