@@ -211,17 +211,20 @@ class DictScheduler(KvCacheConnectorScheduler):
             known = self.known[data.request_id]
             assert known.tokens == data.new_tokens
             assert known.blocks == data.new_block_ids
-            loads += self.loads(data.request_id, known)
-            saves += self.saves(data, known)
+            mine = self.loads(data.request_id, known)
+            loads += mine
+            # The reported position is the device match: what is loaded comes on top.
+            saves += self.saves(data, known, len(mine) * self.size)
         for data in scheduler_output.cached_requests:
             known = self.known[data.request_id]
             known.tokens += data.new_tokens
             known.blocks += data.new_block_ids
-            saves += self.saves(data, known)
+            saves += self.saves(data, known, 0)
         return {"loads": loads, "saves": saves}
 
-    def saves(self, data: Any, known: Known) -> list[tuple[int, bytes]]:
-        valid = min(len(known.tokens), data.computed_position + data.num_scheduled_tokens)
+    def saves(self, data: Any, known: Known, num_loaded: int) -> list[tuple[int, bytes]]:
+        computed = data.computed_position + num_loaded + data.num_scheduled_tokens
+        valid = min(len(known.tokens), computed)
         keys = self.keys(known, valid)
         chosen = [(known.blocks[i], keys[i]) for i in range(known.num_saved, len(keys))]
         known.num_saved = len(keys)
