@@ -134,6 +134,8 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **(environ or {})},
+                # Ctrl-C is for the benchmark alone, which then ends its children in order.
+                start_new_session=True,
                 preexec_fn=end_with_parent(),  # noqa: PLW1509  one system call, no Python lock
             )
         place.adopt(self)

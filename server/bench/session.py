@@ -57,17 +57,20 @@ def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end the run as Ctrl-C does, so that children and folders go."""
+    """Lets the first signal end the run; further ones do not disturb the clearing up."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def end(number: int, frame: FrameType | None) -> None:
+        for one in signals:
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {sig: signal.signal(sig, end) for sig in (signal.SIGTERM, signal.SIGHUP)}
+    before = {one: signal.signal(one, end) for one in signals}
     try:
         yield
     finally:
-        for sig, handler in before.items():
-            signal.signal(sig, handler)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextmanager
@@ -75,8 +78,10 @@ def _progress(console: Console) -> Iterator[Begin]:
     """Shows each step with its bar, on a terminal; a line per step elsewhere."""
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     # Few refreshes: drawing takes CPU from what is measured.
-    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bars:
-        live = console.is_terminal
+    live = console.is_terminal
+    with Progress(
+        *columns, console=console, refresh_per_second=2, transient=True, disable=not live
+    ) as bars:
 
         def begin(name: str) -> children.Progress:
             task = bars.add_task(name, total=None)

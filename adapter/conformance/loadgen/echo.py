@@ -55,8 +55,6 @@ class EchoClient:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.connect(endpoint)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
         self._socket.sndtimeo = self._timeout_ms
 
     def call(self, frame: bytes) -> bytes:
@@ -71,8 +69,11 @@ class EchoClient:
         Raises:
             TimeoutError: none came in time.
         """
-        self._socket.send(frame)
-        if not self._poller.poll(self._timeout_ms):
+        try:
+            self._socket.send(frame)
+        except zmq.Again:
+            raise TimeoutError("nobody listens where the echo should be") from None
+        if not self._socket.poll(self._timeout_ms):
             raise TimeoutError("the echo did not answer")
         reply: bytes = self._socket.recv()
         return reply
