@@ -60,6 +60,7 @@ class Server:
         self._config = config
         self._side_path = config.endpoint.side_path(config.runtime_dir)
         self._epoch = Epoch(secrets.token_bytes(16))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lock = _lock_endpoint(config)
         try:
             self._arena = arenas.Arena(
@@ -73,13 +74,12 @@ class Server:
             self.extent_bytes = settings.derive_extent_bytes(self.arena_bytes, config.extent_bytes)
             self._build()
         except BaseException:
+            self._context.destroy(linger=0)
             self._arena.close()
             self._lock.release()
             raise
 
     def _build(self) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 4096)
         self._complaints = Complaints()
         queue: ReportQueue = deque()
         self._router = make_socket(self._context)
@@ -105,9 +105,7 @@ class Server:
             self._arena.id,
             self._reporters["side"],
         )
-        self._allocator = Allocator(
-            self._arena.directory, self._arena.id, self._reporters["arena"]
-        )
+        self._allocator = Allocator(self._arena.directory, self._arena.id, self._reporters["arena"])
         self._supervisor = Supervisor(HOST_COPIER, self._reporters["copier-0"])
         links = {HOST_COPIER: CopierLink()}
         self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
@@ -183,8 +181,7 @@ def _lock_endpoint(config: ServerConfig) -> FileLock:
     except OSError as error:
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
-            f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: "
-            f"{error.strerror}",
+            f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: {error.strerror}",
         ) from error
     return FileLock(path, owner, f"the endpoint {config.endpoint.url}")
 

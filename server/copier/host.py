@@ -50,9 +50,7 @@ def receive(channel: socket.socket) -> tuple[Command, int] | None:
     Raises:
         ValueError: not a packet of this version.
     """
-    packet, ancillary, _, _ = channel.recvmsg(
-        MAX_COMMAND_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC
-    )
+    packet, ancillary, _, _ = channel.recvmsg(MAX_COMMAND_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
     fds = array.array("i")

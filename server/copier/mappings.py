@@ -181,6 +181,4 @@ def runs(parts: NDArray[np.int64]) -> list[tuple[int, int, int]]:
     )
     starts = np.flatnonzero(np.concatenate(([True], ~joined)))
     sums = np.add.reduceat(lengths, starts)
-    return list(
-        zip(sources[starts].tolist(), targets[starts].tolist(), sums.tolist(), strict=True)
-    )
+    return list(zip(sources[starts].tolist(), targets[starts].tolist(), sums.tolist(), strict=True))

@@ -126,7 +126,9 @@ class Actions:
     # --- effects --------------------------------------------------------------------------------
 
     def _drop_process(self, effect: fx.DropProcess) -> None:
-        error = side.SideError(code=int(effect.code), message=effect.reason[: limits.MAX_TEXT_CHARS])
+        error = side.SideError(
+            code=int(effect.code), message=effect.reason[: limits.MAX_TEXT_CHARS]
+        )
         self._sides.tell(Drop(effect.process, side.pack(error)))
 
     def _remove_extent(self, effect: fx.RemoveExtent) -> None:

@@ -21,7 +21,7 @@ from server.shell.lock import FileLock
 
 _LOCK = "lock"
 _IDENTITY = "arena"
-_SHM = "/dev/shm"  # noqa: S108 - the directory below it is private to the user
+_SHM = "/dev/shm"
 
 
 def default_directory(url: str, uid: int) -> str:

@@ -169,6 +169,8 @@ class Allocator:
         Returns:
             Whether it ended.
         """
+        if self._thread.ident is None:
+            return True
         self._inbox.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

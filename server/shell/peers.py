@@ -14,28 +14,24 @@ import secrets
 import selectors
 import socket
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 
 from protocol import limits, side
-from protocol.errors import ConfigError, ErrorCode, RequestError
+from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, VERSION_MINOR
 from server.core.effects import ProcessId
 from server.shell import clock, packets
-from server.shell.credentials import watch_peer
 from server.shell.descriptors import Descriptor
+from server.shell.door import Door, error_packet
 from server.shell.inbox import Inbox
+from server.shell.outgoing import Outgoing
 from server.shell.reports import PoolOffered, ProcessExited, ProcessJoined, ProcessQuiet, Reporter
 
 _log = logging.getLogger("kvkeep.server")
 
-MAX_PEERS = 1024
 MAX_POOLS_PER_PEER = 16
-MAX_OUTGOING_PACKETS = 4096
 SILENCE_LIMIT_S = 10.0
-_ACCEPT_PAUSE_S = 0.5
-_BACKLOG = 128
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Peer:
     silent_until_ns: int
     joined: bool = False
     pools: set[bytes] = field(default_factory=set)
-    outgoing: deque[tuple[bytes, Descriptor | None]] = field(default_factory=deque)
+    outgoing: Outgoing = field(default_factory=Outgoing)
 
 
 class SideSocket:
@@ -110,17 +106,17 @@ class SideSocket:
         reporter: Reporter,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        self.path = path
-        self._welcome = {"epoch": epoch, "arena": arena, "endpoint": endpoint}
+        self._endpoint = endpoint
+        self._epoch = epoch
+        self._arena = arena
         self._reporter = reporter
         self._silence_limit_ns = int(silence_limit_s * clock.NS_PER_S)
-        self._listener = _listen(path)
+        self._door = Door(path)
         self._inbox: Inbox[Command | None] = Inbox()
         self._selector = selectors.DefaultSelector()
         self._peers: dict[ProcessId, Peer] = {}
         self._silent: set[ProcessId] = set()
         self._next_process = 1
-        self._paused_until_ns = 0
         self._running = True
         self._thread = threading.Thread(target=self._run, name="kvkeep-side", daemon=True)
 
@@ -141,18 +137,16 @@ class SideSocket:
         Returns:
             Whether the thread ended.
         """
-        self._inbox.put(None)
-        self._thread.join(timeout_s)
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
+        if self._thread.ident is not None:
+            self._inbox.put(None)
+            self._thread.join(timeout_s)
+        self._door.close()
         return not self._thread.is_alive()
 
     # --- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._door.socket, selectors.EVENT_READ, self._accept)
         self._selector.register(self._inbox.fd, selectors.EVENT_READ, self._obey)
         while self._running:
             for key, events in self._selector.select(self._timeout_s()):
@@ -161,19 +155,18 @@ class SideSocket:
                         self._peer_event(key.data, key.fd, events)
                     else:
                         key.data()
-                except Exception:
+                except Exception:  # noqa: BLE001 - one peer must not end the thread
                     _log.exception("the side socket's thread goes on after a fault of its own")
             self._keep_time()
         for peer in list(self._peers.values()):
             self._hang_up(peer)
             os.close(peer.pidfd)
-        self._listener.close()
         self._selector.close()
 
     def _timeout_s(self) -> float | None:
         due = [self._peers[process].silent_until_ns for process in self._silent]
-        if self._paused_until_ns:
-            due.append(self._paused_until_ns)
+        if self._door.closed_until_ns:
+            due.append(self._door.closed_until_ns)
         if not due:
             return None
         return max(0.0, (min(due) - clock.now_ns()) / clock.NS_PER_S)
@@ -184,35 +177,17 @@ class SideSocket:
             peer = self._peers[process]
             if now_ns >= peer.silent_until_ns:
                 self._refuse(peer, RequestError(ErrorCode.DEADLINE_EXCEEDED, "said nothing"))
-        if self._paused_until_ns and now_ns >= self._paused_until_ns:
-            self._paused_until_ns = 0
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._door.closed_until_ns and now_ns >= self._door.closed_until_ns:
+            self._door.closed_until_ns = 0
+            self._selector.register(self._door.socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
+        admitted = self._door.admit(len(self._peers))
+        if self._door.closed_until_ns:
+            self._selector.unregister(self._door.socket)
+        if admitted is None:
             return
-        except OSError as error:  # out of descriptors: waiting would spin
-            _log.warning("side socket: cannot accept: %s", error)
-            self._selector.unregister(self._listener)
-            self._paused_until_ns = clock.now_ns() + int(_ACCEPT_PAUSE_S * clock.NS_PER_S)
-            return
-        connection.setblocking(False)
-        try:
-            if len(self._peers) >= MAX_PEERS:
-                raise RequestError(
-                    ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_PEERS} processes may be connected"
-                )
-            pidfd = watch_peer(connection)
-        except RequestError as error:
-            _log.warning("side socket: refused: %s", error)
-            try:
-                packets.send(connection, _error_packet(error), -1)
-            except OSError:
-                pass
-            connection.close()
-            return
+        connection, pidfd = admitted
         process = ProcessId(self._next_process)
         self._next_process += 1
         peer = Peer(process, connection, pidfd, clock.now_ns() + self._silence_limit_ns)
@@ -248,10 +223,7 @@ class SideSocket:
         peer.connection.close()
         peer.connection = None
         self._silent.discard(peer.process)
-        while peer.outgoing:
-            _, descriptor = peer.outgoing.popleft()
-            if descriptor is not None:
-                descriptor.give_back()
+        peer.outgoing.clear()
         if peer.joined:
             self._reporter.post(ProcessQuiet(peer.process))
         elif self._running:
@@ -299,7 +271,7 @@ class SideSocket:
             self._take_pool(peer, message, fds)
         except RequestError as error:
             # A wrong pool is no reason to end the connection: the process goes on uncached.
-            self._send(peer, _error_packet(error, message.pool), None)
+            self._send(peer, error_packet(error, message.pool), None)
 
     def _join(self, peer: Peer, hello: side.SideHello) -> None:
         if peer.joined:
@@ -315,7 +287,10 @@ class SideSocket:
         self._silent.discard(peer.process)
         # Reported before it is answered, so the loop knows the token before a HELLO brings it.
         self._reporter.post(ProcessJoined(peer.process, token, InstanceId(hello.instance)))
-        self._send(peer, side.pack(side.Welcome(token=token, **self._welcome)), None)
+        welcome = side.Welcome(
+            token=token, epoch=self._epoch, arena=self._arena, endpoint=self._endpoint
+        )
+        self._send(peer, side.pack(welcome), None)
 
     def _take_pool(self, peer: Peer, offer: side.PoolOffer, fds: list[int]) -> None:
         if offer.pool in peer.pools:
@@ -333,7 +308,7 @@ class SideSocket:
 
     def _refuse(self, peer: Peer, error: RequestError) -> None:
         _log.warning("side socket: process %d is disconnected: %s", peer.process, error)
-        self._send(peer, _error_packet(error), None)
+        self._send(peer, error_packet(error), None)
         self._hang_up(peer)
 
     def _obey(self) -> None:
@@ -357,49 +332,19 @@ class SideSocket:
 
     def _send(self, peer: Peer, packet: bytes, descriptor: Descriptor | None) -> None:
         """Queues and sends; a peer that reads nothing is cut off before its queue grows long."""
-        peer.outgoing.append((packet, descriptor))
+        peer.outgoing.put(packet, descriptor)
         self._flush(peer)
-        if len(peer.outgoing) > MAX_OUTGOING_PACKETS:
+        if peer.outgoing.is_too_long:
             _log.warning("side socket: process %d does not read, disconnected", peer.process)
             self._hang_up(peer)
 
     def _flush(self, peer: Peer) -> None:
-        while peer.outgoing and peer.connection is not None:
-            packet, descriptor = peer.outgoing[0]
-            try:
-                packets.send(peer.connection, packet, -1 if descriptor is None else descriptor.fd)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._hang_up(peer)
-                return
-            peer.outgoing.popleft()
-            if descriptor is not None:
-                descriptor.give_back()
-        if peer.connection is not None:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
-            self._selector.modify(peer.connection, wanted, peer)
-
-
-def _error_packet(error: RequestError, pool: bytes = b"") -> bytes:
-    message = error.message[: limits.MAX_TEXT_CHARS]
-    return side.pack(side.SideError(code=int(error.code), message=message, pool=pool))
-
-
-def _listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
+        if peer.connection is None:
+            return
         try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        listener.bind(path)
-        os.chmod(path, 0o600)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG, f"the side socket {path} cannot be made: {error.strerror}"
-        ) from error
-    return listener
+            peer.outgoing.flush(peer.connection)
+        except OSError:
+            self._hang_up(peer)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+        self._selector.modify(peer.connection, wanted, peer)

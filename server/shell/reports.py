@@ -127,7 +127,9 @@ class Reporter:
         routing_id: by which the loop's socket knows its wake-up frames.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str, queue: ReportQueue):
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], name: str, queue: ReportQueue
+    ) -> None:
         self.routing_id = b"kvkeep-" + name.encode()
         self._queue = queue
         self._socket = context.socket(zmq.DEALER)

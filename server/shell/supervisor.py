@@ -100,6 +100,8 @@ class Supervisor:
                     self._channel.shutdown(socket.SHUT_RDWR)
                 except OSError:  # its other end is closed already
                     pass
+        if self._thread.ident is None:
+            return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -122,9 +124,7 @@ class Supervisor:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=child_environment(
-                    dict(os.environ), platform.machine(), platform.libc_ver()[0]
-                ),
+                env=child_environment(dict(os.environ), platform.machine(), platform.libc_ver()[0]),
             )
         with self._lock:
             self._channel = ours

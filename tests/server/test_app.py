@@ -1,0 +1,384 @@
+"""The whole server as a process: start, hello, end, kill -9, a second one, garbage at the door."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from protocol import frames, limits
+from protocol.errors import ErrorCode, ReplyError
+from protocol.messages import Done, Ping, Stats, StatsReply
+from tests.wire.client import Engine, SideClient, WireClient
+from tests.wire.process import (
+    ROOT,
+    ServerProcess,
+    cpu_s,
+    is_alive,
+    rss_bytes,
+    wait_until,
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def server(short_dir: Path, shm_dir: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(short_dir, shm_dir / "a") as process:
+        yield process
+
+
+def launch(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "launch", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, **(environ or {})},
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_one_line_says_where_it_is_and_what_it_has(server: ServerProcess) -> None:
+    assert server.line.count("\n") == 1
+    assert server.url in server.line
+    assert "64 MiB" in server.line
+    assert "tiers L1" in server.line
+    assert f"pid {server.pid}" in server.line
+    assert server.log() == ""
+
+
+def test_it_starts_quickly_idles_small_and_still(server: ServerProcess) -> None:
+    assert server.started_s < 3.0  # measured about 0.35; this machine may be busy
+    assert wait_until(lambda: len(server.children()) == 1)
+    [copier] = server.children()
+    assert wait_until(lambda: rss_bytes(copier) > 15 << 20)
+    assert rss_bytes(server.pid) <= 80 << 20
+    assert rss_bytes(copier) <= 40 << 20
+
+    def is_still() -> bool:
+        before_s = cpu_s(server.pid) + cpu_s(copier)
+        time.sleep(1.0)  # the measured stretch, not a wait for something
+        return cpu_s(server.pid) + cpu_s(copier) - before_s <= 0.01
+
+    assert wait_until(is_still)  # once the copier has started too
+
+
+def test_hello_and_ping_over_ipc(server: ServerProcess) -> None:
+    with Engine(server.url, server.side_path) as engine:
+        assert engine.hello.epoch == engine.welcome.epoch
+        assert engine.welcome.endpoint == server.url
+        times_ms = []
+        for _ in range(200):
+            begun = time.perf_counter()
+            engine.wire.call(Ping(), Done)
+            times_ms.append((time.perf_counter() - begun) * 1e3)
+        assert statistics.median(times_ms) < 20
+        stats = engine.wire.call(Stats(), StatsReply).values
+        assert stats["processes"] == 1
+
+
+def test_tcp_without_a_token_names_the_side_socket(short_dir: Path, shm_dir: Path) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}"
+    environ = {"XDG_RUNTIME_DIR": str(short_dir)}
+    with ServerProcess(short_dir, shm_dir / "a", url=url, environ=environ) as server:
+        instance = os.urandom(16)
+        stranger = WireClient(url, instance)
+        with pytest.raises(ReplyError) as caught:
+            stranger.hello(b"")
+        stranger.close()
+        assert caught.value.code == ErrorCode.UNAUTHENTICATED
+        assert caught.value.detail["side"] == server.side_path
+        with Engine(url, str(caught.value.detail["side"]), instance=instance) as engine:
+            engine.wire.call(Ping(), Done)
+    assert list((short_dir / "kvkeep").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_leaves_nothing(
+    short_dir: Path, shm_dir: Path, number: signal.Signals
+) -> None:
+    with ServerProcess(short_dir, shm_dir / "a") as server:
+        assert wait_until(lambda: len(server.children()) == 1)
+        [copier] = server.children()
+        begun = time.monotonic()
+        server.process.send_signal(number)
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - begun < 5
+        assert server.log() == ""
+        assert not is_alive(copier)
+    assert [path.name for path in short_dir.iterdir()] == ["server.log"]
+    assert list(shm_dir.iterdir()) == []
+
+
+def test_b38_a_second_server_is_refused_and_the_first_unaffected(server: ServerProcess) -> None:
+    with Engine(server.url, server.side_path) as engine:
+        code, out, err = launch("--endpoint", server.url, "--l1-size", "64M")
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert "ENDPOINT_IN_USE" in err
+        assert f"pid {server.pid}" in err
+        engine.wire.call(Ping(), Done)
+        assert Path(server.side_path).exists()
+        other = f"ipc://{Path(server.side_path).parent}/other"
+        code, out, err = launch("--endpoint", other, "--arena-dir", str(server.arena_dir))
+        assert (code, out) == (2, "")
+        assert "ENDPOINT_IN_USE" in err
+        assert str(server.arena_dir) in err
+        engine.wire.call(Ping(), Done)
+        with Engine(server.url, server.side_path) as second:
+            second.wire.call(Ping(), Done)
+
+
+def test_b38_after_kill_9_the_same_endpoint_serves_again(short_dir: Path, shm_dir: Path) -> None:
+    with ServerProcess(short_dir, shm_dir / "a") as first:
+        assert wait_until(lambda: len(first.children()) == 1)
+        [copier] = first.children()
+        with Engine(first.url, first.side_path) as engine:
+            old = engine.hello
+            first.kill()
+            assert wait_until(lambda: not is_alive(copier))
+            assert Path(first.side_path).exists()  # stale, and reclaimed below
+            with ServerProcess(short_dir, shm_dir / "a") as second:
+                assert second.url == first.url
+                with Engine(second.url, second.side_path) as again:
+                    assert again.hello.epoch != old.epoch
+                    assert again.hello.arena != old.arena
+                    again.wire.call(Ping(), Done)
+
+
+def test_a_tcp_port_of_somebody_else_is_refused(short_dir: Path, shm_dir: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        code, out, err = launch(
+            *("--endpoint", url, "--arena-dir", str(shm_dir / "a"), "--l1-size", "64M"),
+            environ={"XDG_RUNTIME_DIR": str(short_dir)},
+        )
+    assert (code, out) == (2, "")
+    assert "ENDPOINT_IN_USE" in err
+    assert err.count("\n") == 1
+    assert list(shm_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--endpoint", ""), "INVALID_URL"),
+        (("--endpoint", "localhost:5555"), "no scheme"),
+        (("--endpoint", "tcp://::1:5555"), "brackets"),
+        (("--l1-size", "20X"), "l1-size='20X'"),
+        (("--l1-size", "12T"), "leaves"),
+        (("--l1-size", "32M"), "extent-size"),
+        (("--l1-size", "64M", "--extent-size", "128M"), "extent-size"),
+        (("--arena-dir", "relative"), "absolute path"),
+        (("--log-level", "LOUD"), "DEBUG, INFO"),
+    ],
+)
+def test_b37_b46_a_wrong_setting_is_one_clear_line(
+    short_dir: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    endpoint = () if "--endpoint" in arguments else ("--endpoint", f"ipc://{short_dir}/s")
+    code, out, err = launch(*endpoint, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert list(short_dir.iterdir()) == []
+
+
+def test_b37_the_control_groups_limit_counts(short_dir: Path, shm_dir: Path) -> None:
+    group = short_dir / "group"
+    group.mkdir()
+    (group / "memory.max").write_text(f"{1 << 30}\n")
+    (group / "memory.current").write_text("0\n")
+    arguments = ("--endpoint", f"ipc://{short_dir}/s", "--cgroup-root", str(group))
+    code, out, err = launch(*arguments, "--l1-size", "8G", "--arena-dir", str(shm_dir / "a"))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "control group" in err
+    assert "1 GiB" in err
+
+
+# --- B47: garbage at the ZMQ port ---------------------------------------------------------------
+
+
+def raw_ipc(url: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(5)
+    connection.connect(url.removeprefix("ipc://"))
+    return connection
+
+
+def greeting(mechanism: bytes = b"NULL") -> bytes:
+    return b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def dealer_ready() -> bytes:
+    body = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    return b"\x04" + bytes([len(body)]) + body
+
+
+GARBAGE = {
+    "random": os.urandom(4096),
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "zeros": bytes(1 << 16),
+    "a frame of 2**63 bytes": greeting() + dealer_ready() + b"\x02\x7f" + b"\xff" * 7,
+    "a frame of 4 GiB": greeting() + dealer_ready() + b"\x02\0\0\0\1\0\0\0\0" + bytes(100),
+    "unknown mechanism": greeting(b"GSSAPI"),
+}
+
+
+def pickle_payload() -> bytes:
+    """What a careless server would run: os.system, spelled out in protocol 0."""
+    return b"cos\nsystem\n(S'touch pwned'\ntR."
+
+
+@pytest.mark.parametrize("name", list(GARBAGE))
+def test_b47_raw_bytes_harm_nobody(server: ServerProcess, name: str) -> None:
+    with Engine(server.url, server.side_path) as engine:
+        for _ in range(3):
+            with raw_ipc(server.url) as connection:
+                try:
+                    connection.sendall(GARBAGE[name])
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+                except OSError:
+                    pass  # cut off in the middle of it: fine
+        engine.wire.call(Ping(), Done)
+
+
+def test_b47_frames_that_are_no_requests_get_typed_answers(server: ServerProcess) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(server.url)
+        cases: list[tuple[list[bytes], ErrorCode]] = [
+            ([b""], ErrorCode.MALFORMED),
+            ([os.urandom(300)], ErrorCode.MALFORMED),
+            ([pickle_payload()], ErrorCode.MALFORMED),
+            ([b"\xdd\xff\xff\xff\xff"], ErrorCode.MALFORMED),
+            ([b"", b"second"], ErrorCode.MALFORMED),
+            ([b"x"] * 50, ErrorCode.MALFORMED),
+            ([b"\x91" * 100_000], ErrorCode.MALFORMED),
+            ([frames.pack_request(Ping(), 7)], ErrorCode.UNAUTHENTICATED),
+        ]
+        for parts, code in cases:
+            dealer.send_multipart(parts)
+            assert dealer.poll(10_000), parts
+            error = frames.unpack_reply(dealer.recv()).error
+            assert error is not None
+            assert error.code == code, parts
+    assert "Traceback" not in server.log()
+
+
+def test_b47_an_own_routing_id_is_not_served(server: ServerProcess) -> None:
+    with Engine(server.url, server.side_path) as engine, zmq.Context() as context:
+        for name in (b"kvkeep-signals", b"kvkeep-side", b"x"):
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.linger = 0
+                dealer.routing_id = name
+                dealer.connect(server.url)
+                dealer.send(b"")
+                dealer.send(frames.pack_request(Ping(), 1))
+                assert not dealer.poll(200)
+        engine.wire.call(Ping(), Done)
+    assert server.process.poll() is None
+
+
+def test_b47_memory_stays_flat_under_garbage(server: ServerProcess) -> None:
+    blob = os.urandom(16 << 20)
+
+    def burst() -> None:
+        for _ in range(8):
+            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+                dealer.linger = 0
+                dealer.connect(server.url)
+                for _ in range(20):
+                    dealer.send(os.urandom(50_000))
+                    assert dealer.poll(10_000)
+                    dealer.recv()
+                dealer.send(blob)  # beyond the limit: the connection is cut
+                assert not dealer.poll(100)
+
+    with Engine(server.url, server.side_path) as engine:
+        burst()
+        before = rss_bytes(server.pid)
+        for _ in range(3):
+            burst()
+        engine.wire.call(Ping(), Done)
+        assert rss_bytes(server.pid) - before < 4 << 20
+
+
+def test_a_peer_that_does_not_read_is_dropped_alone(server: ServerProcess) -> None:
+    with Engine(server.url, server.side_path) as engine:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as deaf:
+            deaf.linger = 0
+            deaf.rcvhwm = 1
+            deaf.connect(server.url)
+            frame = b"\xc1" * 1000
+            for _ in range(20_000):
+                try:
+                    deaf.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    engine.wire.call(Ping(), Done)
+            engine.wire.call(Ping(), Done)
+        engine.wire.call(Ping(), Done)
+        assert rss_bytes(server.pid) < 90 << 20
+
+
+def test_frames_up_to_the_limit_are_read(server: ServerProcess) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(server.url)
+        dealer.send(bytes(limits.MAX_FRAME_BYTES))
+        assert dealer.poll(10_000)
+        assert frames.unpack_reply(dealer.recv()).error is not None
+
+
+def test_a_process_that_ends_is_forgotten(server: ServerProcess) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.wire.client import SideClient\n"
+        "import os; c = SideClient(sys.argv[2]); c.hello(os.urandom(16)); print('in', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with Engine(server.url, server.side_path) as engine:
+
+        def processes() -> int:
+            return engine.wire.call(Stats(), StatsReply).values["processes"]
+
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, str(ROOT), server.side_path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == b"in\n"
+        assert processes() == 2
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+        assert wait_until(lambda: processes() == 1)
+        # The end of a connection alone forgets nothing: this process still runs.
+        side = SideClient(server.side_path)
+        side.hello(os.urandom(16))
+        side.close()
+        assert processes() == 2
