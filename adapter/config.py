@@ -1,0 +1,314 @@
+"""Settings of the adapter: which server, and what the operator knows that files do not say.
+
+Purpose: read everything once, when the engine constructs the connector, and refuse what is wrong
+with the setting named. Must not know: sockets, the pool, the host's classes. Runs in: the threads
+that construct scheduler and worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from adapter import trtllm_api
+from protocol import endpoint
+from protocol.errors import ConfigError, ErrorCode
+
+ENV_SERVER_URL: Final = "TRTLLM_KVKEEP_SERVER_URL"
+"""Reaches spawned ranks, as every ``TRTLLM*`` variable does. Source: host contract §2."""
+ENV_LMCACHE_URL: Final = "LMCACHE_SERVER_URL"
+ENV_LMCACHE_FILE: Final = "LMCACHE_CONFIG_FILE"
+ENV_WEIGHTS_EPOCH: Final = "TRTLLM_KVKEEP_WEIGHTS_EPOCH"
+ENV_LORA_DIGESTS: Final = "TRTLLM_KVKEEP_LORA_DIGESTS"
+ENV_CHUNK_TOKENS: Final = "TRTLLM_KVKEEP_CHUNK_TOKENS"
+ENV_HELD_PERCENT: Final = "TRTLLM_KVKEEP_HELD_PAGES_PERCENT"
+ENV_BUDGET_MS: Final = "TRTLLM_KVKEEP_QUERY_BUDGET_MS"
+
+FILE_KEYS: Final = ("server_url", "remote_url")
+"""Keys of an LMCache configuration file that name a server, in order of precedence."""
+
+CONNECTOR_MODULE: Final = "adapter.connector"
+SCHEDULER_CLASS: Final = "KvkeepConnectorScheduler"
+WORKER_CLASS: Final = "KvkeepConnectorWorker"
+
+_MAX_FILE_BYTES: Final = 1 << 20
+_MAX_CHUNK_TOKENS: Final = 1 << 24
+
+
+@dataclass(frozen=True)
+class ServerUrl:
+    """Where the server is, and who said so.
+
+    Attributes:
+        url: in normal form.
+        source: the setting it came from, for the log and for errors.
+    """
+
+    url: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the adapter was told.
+
+    Attributes:
+        server: the server's URL and where it came from.
+        weights_epoch: operator's word for "same files, other weights"; may be empty.
+        lora_digests: LoRA task id to content digest.
+        chunk_tokens: tokens stored under one key; 0 means one block.
+        held_percent: share of the pool that finished requests may hold for saves, in percent.
+        query_budget_s: longest wait of all queries of one executor iteration together, seconds.
+    """
+
+    server: ServerUrl
+    weights_epoch: str = ""
+    lora_digests: Mapping[int, bytes] = field(default_factory=dict)
+    chunk_tokens: int = 0
+    held_percent: int = 5
+    query_budget_s: float = 0.02
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """Stands in for the host's ``KvCacheConnectorConfig`` where no host is installed.
+
+    Source: host contract §2, the five fields of late E2.
+    """
+
+    connector: str | None = None
+    connector_module: str | None = CONNECTOR_MODULE
+    connector_scheduler_class: str | None = SCHEDULER_CLASS
+    connector_worker_class: str | None = WORKER_CLASS
+    server_url: str | None = None
+
+
+def make_kv_connector_config(server_url: str | None = None) -> Any:
+    """What a user passes to the engine as ``kv_connector_config``.
+
+    Args:
+        server_url: the server; None leaves it to the environment.
+
+    Returns:
+        The host's own config object, or an equivalent one without a host.
+
+    Raises:
+        ConfigError: INVALID_URL, or INVALID_CONFIG when this host's config has no room for a URL.
+    """
+    if server_url is not None:
+        endpoint.parse(server_url)
+    names: dict[str, str] = {
+        "connector_module": CONNECTOR_MODULE,
+        "connector_scheduler_class": SCHEDULER_CLASS,
+        "connector_worker_class": WORKER_CLASS,
+    }
+    config_class = trtllm_api.connector_config_class()
+    if config_class is None:
+        return ConnectorConfig(server_url=server_url)
+    if server_url is not None:
+        if "server_url" not in getattr(config_class, "model_fields", {}):
+            raise ConfigError(
+                ErrorCode.INVALID_CONFIG,
+                f"this host's KvCacheConnectorConfig has no server_url; set {ENV_SERVER_URL}",
+                key="server_url",
+            )
+        names["server_url"] = server_url
+    return config_class(**names)
+
+
+def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
+    """Reads all settings.
+
+    Args:
+        llm_args: the engine's arguments.
+        environ: environment variables.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: naming the setting, its unit and the valid range.
+    """
+    return Settings(
+        server=resolve_server_url(llm_args, environ),
+        weights_epoch=_text(environ, ENV_WEIGHTS_EPOCH, 512),
+        lora_digests=read_lora_digests(environ.get(ENV_LORA_DIGESTS)),
+        chunk_tokens=_integer(environ, ENV_CHUNK_TOKENS, 0, 1, _MAX_CHUNK_TOKENS, "tokens"),
+        held_percent=_integer(environ, ENV_HELD_PERCENT, 5, 0, 100, "percent"),
+        query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, 1000, "milliseconds") / 1000,
+    )
+
+
+def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
+    """Finds the server's URL: connector config, environment, file, default, in this order.
+
+    A setting that is there but empty is wrong, not absent (B46).
+
+    Args:
+        llm_args: ``kv_connector_config.server_url`` is read if it exists (host contract §2).
+        environ: environment variables.
+
+    Returns:
+        The first one set, in normal form.
+
+    Raises:
+        ConfigError: INVALID_URL naming the setting and the valid forms; INVALID_CONFIG for a
+            file that cannot be read.
+    """
+    configured = getattr(getattr(llm_args, "kv_connector_config", None), "server_url", None)
+    if configured is not None:
+        return _checked(str(configured), "kv_connector_config.server_url")
+    for name in (ENV_SERVER_URL, ENV_LMCACHE_URL):
+        if name in environ:
+            return _checked(environ[name], name)
+    if ENV_LMCACHE_FILE in environ:
+        found = _url_of_file(environ[ENV_LMCACHE_FILE])
+        if found is not None:
+            return found
+    default = endpoint.default_url(environ, os.geteuid(), _is_usable_folder)
+    return _checked(default, "default")
+
+
+def read_lora_digests(text: str | None) -> dict[int, bytes]:
+    """Content digests of LoRA adapters by task id.
+
+    Args:
+        text: JSON object ``{"1": "hex", …}``, or the path of a file with one; None for none.
+
+    Returns:
+        Task id to digest of 16 to 64 bytes.
+
+    Raises:
+        ConfigError: INVALID_CONFIG naming the setting.
+    """
+    if text is None:
+        return {}
+    source = ENV_LORA_DIGESTS
+    if not text.lstrip().startswith("{"):
+        source = f"{ENV_LORA_DIGESTS} (file {text})"
+        text = _read_file(text, source)
+    try:
+        raw = json.loads(text)
+        digests = {int(number): bytes.fromhex(value) for number, value in raw.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"{source}: expected a JSON object of LoRA task id to hex digest: {error}",
+            key=ENV_LORA_DIGESTS,
+        ) from error
+    for number, digest in digests.items():
+        if not 16 <= len(digest) <= 64:
+            raise ConfigError(
+                ErrorCode.INVALID_CONFIG,
+                f"{source}: the digest of LoRA {number} has {len(digest)} bytes, valid are 16..64",
+                key=ENV_LORA_DIGESTS,
+            )
+    return digests
+
+
+def _checked(url: str, source: str) -> ServerUrl:
+    try:
+        return ServerUrl(endpoint.parse(url).url, source)
+    except ConfigError as error:
+        raise ConfigError(error.code, f"{source}: {error.message}", **error.detail) from error
+
+
+def _url_of_file(path: str) -> ServerUrl | None:
+    values = read_flat_yaml(_read_file(path, f"{ENV_LMCACHE_FILE} (file {path})"))
+    for key in FILE_KEYS:
+        if values.get(key) is not None:
+            return _checked(str(values[key]), f"key {key} of {path} ({ENV_LMCACHE_FILE})")
+    return None
+
+
+def read_flat_yaml(
+    text: str, load: Callable[[str], Any] = importlib.import_module
+) -> dict[str, Any]:
+    """Top-level scalars of a YAML file.
+
+    With PyYAML at hand it reads the file; without, lines ``key: value`` without indentation are
+    read, quotes and comments taken off, everything else skipped.
+
+    Args:
+        text: the file.
+        load: imports a module by name.
+
+    Returns:
+        Key to value; None for ``null``, ``~`` and nothing.
+    """
+    try:
+        yaml = load("yaml")
+    except ImportError:
+        return _flat_lines(text)
+    try:
+        parsed = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return _flat_lines(text)
+    return {str(k): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
+
+
+def _flat_lines(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for line in text.splitlines():
+        key, colon, rest = line.partition(":")
+        if not colon or not key or key[0] in " \t#-" or (rest and rest[0] not in " \t"):
+            continue
+        rest = rest.strip()
+        if rest[:1] in ("'", '"'):
+            values[key.strip()] = rest[1:].partition(rest[0])[0]
+            continue
+        value = "" if rest.startswith("#") else rest.partition(" #")[0].strip()
+        values[key.strip()] = None if value in ("", "null", "~") else value
+    return values
+
+
+def _read_file(path: str, source: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ValueError(f"longer than {_MAX_FILE_BYTES} bytes")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG, f"{source}: cannot be read: {error}", key=source
+        ) from error
+
+
+def _integer(
+    environ: Mapping[str, str], key: str, default: int, low: int, high: int, unit: str
+) -> int:
+    text = environ.get(key)
+    if text is None:
+        return default
+    try:
+        value = int(text.strip())
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"{key}={text!r}: expected a whole number of {unit} within {low}..{high}",
+            key=key,
+        )
+    return value
+
+
+def _text(environ: Mapping[str, str], key: str, max_chars: int) -> str:
+    text = environ.get(key, "")
+    if len(text) > max_chars:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"{key} has {len(text)} characters, at most {max_chars} are valid",
+            key=key,
+        )
+    return text
+
+
+def _is_usable_folder(path: str) -> bool:
+    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)

@@ -1,0 +1,92 @@
+"""What the scheduler tells every rank's worker in one iteration: plain data that pickles small.
+
+Purpose: say which pages changed hands, which requests live and how far they are computed, which
+chunks may be saved and which are to be loaded, so that a worker needs nothing else from the
+scheduler's process. Must not know: the host, sockets. Built and read on executor threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def _no_int32() -> NDArray[np.int32]:
+    return np.empty(0, dtype=np.int32)
+
+
+def _no_int64() -> NDArray[np.int64]:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class SaveNames:
+    """Chunks of one request that may be saved once they are known to be computed.
+
+    Attributes:
+        request_id: the host's id, for its own reports.
+        key: our number of the request, never reused by this engine.
+        first_chunk: ordinal of the first chunk named; follows what was named before.
+        parent: key of the chunk before it, empty when there is none.
+        keys: 16 bytes per chunk.
+        pages: int32[num_chunks * chunk_blocks].
+    """
+
+    request_id: int
+    key: int
+    first_chunk: int
+    parent: bytes
+    keys: bytes
+    pages: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """Chunks to be in the pool before this iteration's forward.
+
+    Attributes:
+        request_id: the host's id, for messages.
+        key: our number of the request.
+        lease: the retrieved lease; each reader gives it back.
+        epoch: of the server that named the slots.
+        slots: SLOT_DTYPE[num_chunks * num_shards] as bytes, chunk-major.
+        num_shards: shards per chunk.
+        pages: int32[num_chunks, chunk_blocks], -1 for pages outside the load range (they are
+            shared with running requests or computed by this one; host contract rule 4).
+    """
+
+    request_id: int
+    key: int
+    lease: bytes
+    epoch: bytes
+    slots: bytes
+    num_shards: int
+    pages: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ConnectorMetadata:
+    """One iteration.
+
+    Attributes:
+        iteration: 1 and up, one more per call of ``build_connector_meta``.
+        new_pages: int32[n], pages handed out since the last iteration, device-matched ones not.
+        alive: int64[r], our numbers of the requests in this batch.
+        valid_chunks: int32[r], whole chunks of each that were computed, or queued to be computed,
+            before this iteration's forward.
+        names: chunks that may be saved later on.
+        loads: what to load now.
+        ended: int64[e], our numbers of requests whose pages are no longer theirs.
+        failure: why tokens promised to the engine cannot be loaded; empty when all is well.
+    """
+
+    iteration: int
+    new_pages: NDArray[np.int32] = field(default_factory=_no_int32)
+    alive: NDArray[np.int64] = field(default_factory=_no_int64)
+    valid_chunks: NDArray[np.int32] = field(default_factory=_no_int32)
+    names: tuple[SaveNames, ...] = ()
+    loads: tuple[LoadOrder, ...] = ()
+    ended: NDArray[np.int64] = field(default_factory=_no_int64)
+    failure: str = ""

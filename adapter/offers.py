@@ -1,0 +1,215 @@
+"""Asking the server what may be promised to the engine: LOOKUP and RETRIEVE within one budget.
+
+Whatever goes wrong before the promise is a miss; what was leased for it is given back. All queries
+of one executor iteration share one budget, and the first time-out ends it (design rule 7, P16).
+
+Must not know: the host's classes, pages. Runs in: the executor's thread, on a connection of its
+own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from adapter.channel import Channel
+from adapter.identity import Geometry
+from adapter.link import Joined, Link
+from adapter.requests import LoadWindow, Offer, RequestState
+from protocol import limits
+from protocol.errors import (
+    ErrorCode,
+    KvkeepError,
+    ReplyError,
+    ReplyMalformedError,
+    UnreachableError,
+)
+from protocol.ids import LeaseId
+from protocol.layout import unpack_slots
+from protocol.messages import Body, Lookup, LookupReply, Request, Retrieve, RetrieveReply
+
+B = TypeVar("B", bound=Body)
+
+
+class IterationBudget:
+    """Time that all queries of one iteration may wait together."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Starts full.
+
+        Args:
+            limit_s: seconds per iteration.
+            clock: for tests.
+        """
+        self._limit_s = limit_s
+        self._clock = clock
+        self._left_s = limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; 0 when it is spent."""
+        return max(0.0, self._left_s)
+
+    def now_s(self) -> float:
+        """Its clock."""
+        return self._clock()
+
+    def spend_since(self, begin_s: float) -> None:
+        """Takes off the time since a reading of its clock."""
+        self._left_s -= self._clock() - begin_s
+
+    def exhaust(self) -> None:
+        """Ends it for this iteration: the server did not answer."""
+        self._left_s = 0.0
+
+    def refill(self) -> None:
+        """A new iteration begins."""
+        self._left_s = self._limit_s
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server holds for a request.
+
+    Attributes:
+        cached_chunks: leading chunks of the prompt that it holds and this engine has mapped.
+        offer: what may be promised; None if nothing.
+        why: for the log, when there is no offer.
+    """
+
+    cached_chunks: int = 0
+    offer: Offer | None = None
+    why: str = ""
+
+
+class OfferDesk:
+    """Makes offers for requests."""
+
+    def __init__(self, link: Link, geometry: Geometry, budget: IterationBudget) -> None:
+        """Connects at the first question, in the thread that asks it.
+
+        Args:
+            link: to the server.
+            geometry: block and chunk sizes.
+            budget: of the iteration.
+        """
+        self._link = link
+        self._geometry = geometry
+        self._budget = budget
+        self._channel: Channel | None = None
+        self._begin_s = 0.0
+
+    def ask(self, state: RequestState, window: LoadWindow, num_computed: int) -> Answer:
+        """Looks a request up and retrieves what may be promised.
+
+        Args:
+            state: hashed; ``asked`` is set before the first message.
+            window: what could be loaded at most.
+            num_computed: tokens matched on the device.
+
+        Returns:
+            The answer; never raises for anything the server does.
+        """
+        joined = self._link.joined
+        if joined is None:
+            return Answer(why="not connected")
+        if self._budget.left_s <= 0:
+            return Answer(why="the iteration's budget is spent")
+        self._begin_s = self._budget.now_s()
+        try:
+            return self._ask(joined, state, window, num_computed)
+        except UnreachableError as error:
+            self._budget.exhaust()
+            return Answer(why=f"no answer: {error.message}")
+        except ReplyError as error:
+            return Answer(why=f"refused: {error}")
+        except KvkeepError as error:
+            return Answer(why=f"malformed answer: {error}")
+        finally:
+            self._budget.spend_since(self._begin_s)
+
+    def _ask(
+        self, joined: Joined, state: RequestState, window: LoadWindow, num_computed: int
+    ) -> Answer:
+        chunk = self._geometry.chunk_blocks
+        num_chunks = min(window.num_chunks, joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE)
+        state.asked = True
+        found = self._call(
+            Lookup(
+                session=joined.session,
+                request=state.key,
+                start=0,
+                keys=state.chunk_keys(0, num_chunks, chunk),
+            ),
+            LookupReply,
+        )
+        ready = min(found.ready, num_chunks)
+        stop_block = min(ready * chunk, window.stop_block)
+        if stop_block <= window.first_block:
+            self._end(state)
+            return Answer(ready, None, "nothing beyond the device match")
+        first_chunk = window.first_block // chunk
+        stop_chunk = -(-stop_block // chunk)
+        most = limits.MAX_SLOTS_PER_REPLY // joined.namespace.num_shards
+        if stop_chunk - first_chunk > most:
+            stop_chunk = first_chunk + most
+            stop_block = stop_chunk * chunk
+        lease = LeaseId(found.lease)
+        offer = self._retrieve(joined, lease, first_chunk, stop_chunk, num_computed, stop_block)
+        if offer is None:
+            return Answer(ready, None, "an extent is not mapped any more")
+        return Answer(ready, offer)
+
+    def _retrieve(
+        self,
+        joined: Joined,
+        lease: LeaseId,
+        first_chunk: int,
+        stop_chunk: int,
+        num_computed: int,
+        stop_block: int,
+    ) -> Offer | None:
+        count = stop_chunk - first_chunk
+        try:
+            reply = self._call(
+                Retrieve(session=joined.session, lease=lease, start=first_chunk, count=count),
+                RetrieveReply,
+            )
+            slots = unpack_slots(reply.slots, count, reply.num_shards)
+            extents = np.unique(slots["extent"][:, joined.namespace.shards_of_rank(joined.rank)])
+            table = self._link.extents
+            if all(table.get(int(number), joined.epoch) is not None for number in extents):
+                return Offer(
+                    lease=lease,
+                    epoch=joined.epoch,
+                    first_chunk=first_chunk,
+                    slots=slots,
+                    start_tokens=num_computed,
+                    end_tokens=stop_block * self._geometry.tokens_per_block,
+                )
+        except KvkeepError:
+            self._link.release(lease, all_readers=True)  # it may have been retrieved all the same
+            raise
+        self._link.release(lease, all_readers=True)
+        return None
+
+    def _end(self, state: RequestState) -> None:
+        self._link.end_request(state.key)
+        state.asked = False
+
+    def _call(self, body: Request, kind: type[B]) -> B:
+        left_s = self._budget.left_s - (self._budget.now_s() - self._begin_s)
+        if left_s <= 0:
+            raise UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "the iteration's budget is spent")
+        if self._channel is None:
+            self._channel = self._link.open_channel()
+        reply = self._channel.call(body, left_s)
+        if not isinstance(reply, kind):
+            raise ReplyMalformedError(
+                ErrorCode.MALFORMED, f"{type(reply).__name__} came where {kind.__name__} belongs"
+            )
+        return reply

@@ -1,0 +1,177 @@
+"""Which saves are open, which pages are held for them, and which ids are to be reported.
+
+The common ground of the two sides of a save: ``savebook`` (what the engine reports) and
+``saveflow`` (what the server is asked). Must not know: sockets, the host's classes, threads. All
+access is under the saver's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from adapter.saveentry import SaveEntry, Stage
+from adapter.ticks import PageTicks
+from protocol import limits
+
+HOLD_S: Final = 30.0
+"""Longest time pages of a finished request are held for its saves."""
+
+MIN_HELD_PAGES: Final = 16
+"""The cap on held pages is never below this, so that small pools can save at all."""
+
+
+class SaveLedger:
+    """All open saves of one rank.
+
+    Attributes:
+        ticks: when each page was last handed out.
+        chunk_blocks: pages per chunk.
+        max_held_pages: most pages that finished requests may hold.
+        num_binds: iterations bound so far.
+        counts: what happened, by name.
+    """
+
+    def __init__(self, num_pages: int, chunk_blocks: int, held_percent: int) -> None:
+        """Starts empty.
+
+        Args:
+            num_pages: pages of the pool.
+            chunk_blocks: pages per chunk.
+            held_percent: share of the pool that finished requests may hold; 0 holds none.
+        """
+        self.ticks = PageTicks(num_pages)
+        self.chunk_blocks = chunk_blocks
+        share = num_pages * held_percent // 100
+        self.max_held_pages = max(MIN_HELD_PAGES, share) if held_percent else 0
+        self.num_binds = 0
+        self.counts: dict[str, int] = {}
+        self._entries: dict[int, SaveEntry] = {}
+        self._by_request: dict[int, int] = {}
+        self._busy: dict[int, None] = {}
+        self._held: dict[int, int] = {}
+        self._saved: deque[int] = deque()
+
+    @property
+    def num_entries(self) -> int:
+        """Requests with saves in the book."""
+        return len(self._entries)
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages of finished requests that wait for their saves."""
+        return sum(self._held.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is confirmed, copying or unsettled."""
+        return bool(self._busy)
+
+    def busy(self) -> list[SaveEntry]:
+        """Entries with something confirmed, copying or unsettled."""
+        return [self._entries[key] for key in self._busy]
+
+    def entries(self) -> list[SaveEntry]:
+        """All entries."""
+        return list(self._entries.values())
+
+    def find(self, key: int) -> SaveEntry | None:
+        """The entry of a request, by our number."""
+        return self._entries.get(key)
+
+    def find_request(self, request_id: int) -> SaveEntry | None:
+        """The entry of a request, by the host's id."""
+        return self._entries.get(self._by_request.get(request_id, 0))
+
+    def open(self, request_id: int, key: int, first_chunk: int, parent: bytes) -> SaveEntry | None:
+        """Begins the saves of a request.
+
+        Args:
+            request_id: the host's id.
+            key: our number.
+            first_chunk: ordinal from which chunks are named.
+            parent: key of the chunk before it, or empty.
+
+        Returns:
+            The entry, or None when there are too many.
+        """
+        if len(self._entries) >= limits.MAX_LIVE_REQUESTS:
+            self.count("saves_dropped_crowded")
+            return None
+        entry = SaveEntry(request_id, key, first_chunk, parent)
+        self._entries[key] = entry
+        self._by_request[request_id] = key
+        return entry
+
+    def hold(self, request_id: int, num_pages: int) -> bool:
+        """Asks to keep a finished request's pages until its saves are settled.
+
+        Args:
+            request_id: the host's id.
+            num_pages: all pages of the request.
+
+        Returns:
+            False when the cap is reached; its saves are withdrawn then.
+        """
+        if self.num_held_pages + num_pages > self.max_held_pages:
+            self.count("saves_dropped_held_cap")
+            return False
+        self._held[request_id] = num_pages
+        return True
+
+    def report(self, request_id: int) -> None:
+        """The host may have the pages of a request back."""
+        self._held.pop(request_id, None)
+        self._saved.append(request_id)
+
+    def take_saved(self) -> list[int]:
+        """Ids reported since the last call; each once."""
+        saved = list(self._saved)
+        self._saved.clear()
+        return saved
+
+    def note(self, entry: SaveEntry) -> None:
+        """Looks again whether an entry has something to do."""
+        if entry.stage is not Stage.IDLE or entry.num_confirmed_ahead:
+            self._busy[entry.key] = None
+        elif entry.held_since_s is not None:
+            self.remove(entry)
+
+    def tidy(self, entry: SaveEntry, now_s: float) -> None:
+        """Removes what has nothing left to do.
+
+        Args:
+            entry: whose STORE was just settled, or dropped.
+            now_s: monotonic clock, seconds.
+        """
+        if entry.stage is not Stage.IDLE:
+            return
+        if entry.ended or self.is_overdue(entry, now_s):
+            self.remove(entry)
+        elif entry.num_confirmed_ahead == 0:
+            if entry.held_since_s is not None:
+                self.remove(entry)
+            else:
+                self._busy.pop(entry.key, None)
+
+    def is_overdue(self, entry: SaveEntry, now_s: float) -> bool:
+        """Whether pages were held for an entry as long as may be."""
+        return entry.held_since_s is not None and now_s - entry.held_since_s > HOLD_S
+
+    def remove(self, entry: SaveEntry) -> None:
+        """Forgets an entry; if pages were held for it, the host gets them back."""
+        self._entries.pop(entry.key, None)
+        self._busy.pop(entry.key, None)
+        if self._by_request.get(entry.request_id) == entry.key:
+            del self._by_request[entry.request_id]
+        if entry.held_since_s is not None:
+            self.report(entry.request_id)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Counts an event.
+
+        Args:
+            name: of the counter.
+            amount: how many.
+        """
+        self.counts[name] = self.counts.get(name, 0) + amount

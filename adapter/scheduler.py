@@ -1,0 +1,284 @@
+"""The connector's scheduler side: what to promise, what to load, what to keep.
+
+Nothing raises out of these hooks, for that would kill the engine's loop: what fails is a miss or a
+dropped save, counted and logged once per kind. The one exception is told to the worker, which
+raises it where the host expects it: tokens that were promised and cannot be loaded.
+
+Must not know: pages' bytes, streams. Runs in: the executor's thread (construction and
+``wait_for_initialization`` in others). Source: host contract §3, §5, §10.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from adapter.engine import LOGGER, Engine, Running, engine_for
+from adapter.facts import facts_of
+from adapter.metadata import ConnectorMetadata
+from adapter.offers import Answer, IterationBudget, OfferDesk
+from adapter.reports import build_metadata
+from adapter.requests import RequestState, RequestTable, load_window
+from adapter.trtllm_api import KvCacheConnectorScheduler
+
+INITIALIZATION_S: Final = 2.0
+"""Longest wait for the first registration at bring-up; the engine starts uncached without it."""
+
+_MAX_DRAFT_TOKENS: Final = 64
+
+
+class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
+    """Answers the host's scheduler from the node's kvkeep server."""
+
+    def __init__(self, llm_args: Any) -> None:
+        """Reads the settings and meets the worker.
+
+        Args:
+            llm_args: the engine's arguments.
+
+        Raises:
+            ConfigError: a setting is wrong; the engine does not start.
+        """
+        super().__init__(llm_args)
+        self._engine: Engine = engine_for(llm_args, "scheduler", self)
+        self._budget = IterationBudget(self._engine.settings.query_budget_s)
+        self._running: Running | None = None
+        self._table: RequestTable | None = None
+        self._desk: OfferDesk | None = None
+        self._iteration = 1
+        self._broken_promise = ""
+
+    # --- hooks ---
+
+    def wait_for_initialization(self) -> None:
+        """Gives the first registration a moment, so that the first requests are cached."""
+        running = self._engine.running
+        if running is not None and running.link.wait_joined(INITIALIZATION_S) is None:
+            why = running.link.refusal or f"no server at {self._engine.settings.server.url} yet"
+            LOGGER.warning("kvkeep: starting uncached: %s", why)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """Tokens promised beyond the device match; always loaded synchronously.
+
+        Args:
+            request: the host's request.
+            num_computed_tokens: tokens matched on the device.
+
+        Returns:
+            Whole blocks, at least one token of the prompt left to compute; False.
+        """
+        try:
+            return self._query(request, int(num_computed_tokens)), False
+        except Exception as error:  # noqa: BLE001 - a miss, whatever it was
+            self._swallowed("query", error)
+            self._forget(request)
+            return 0, False
+
+    def update_state_after_alloc(self, request: Any, block_ids: Sequence[int]) -> None:
+        """Notes that a request has pages; also for requests that were never queried.
+
+        Args:
+            request: the host's request.
+            block_ids: page ids by block ordinal, device-matched ones included.
+        """
+        try:
+            self._allocated(request, block_ids)
+        except Exception as error:  # noqa: BLE001 - the pages come again with the report
+            self._swallowed("alloc", error)
+
+    def update_state_after_alloc_by_layer_group(
+        self, request: Any, block_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """The same where the host reports per layer group; one group is understood."""
+        self.update_state_after_alloc(request, _only_group(block_ids))
+
+    def build_connector_meta(self, scheduler_output: Any) -> ConnectorMetadata:
+        """Turns the host's report into instructions for the workers.
+
+        Args:
+            scheduler_output: the batch; may be empty.
+
+        Returns:
+            Metadata; its ``failure`` is set when a promise cannot be kept.
+        """
+        iteration, now_s = self._iteration, time.monotonic()
+        self._iteration += 1
+        self._budget.refill()
+        table = self._table
+        if table is None:
+            return ConnectorMetadata(iteration)
+        if self._broken_promise:
+            return ConnectorMetadata(iteration, failure=self._broken_promise)
+        has_offers = any(state.offer is not None for state in table.states())
+        try:
+            metadata = build_metadata(table, scheduler_output, iteration, now_s)
+        except Exception as error:  # noqa: BLE001 - told to the worker, who fails the loads
+            self._swallowed("metadata", error)
+            self._engine.run_uncached(f"a report of the host was not understood: {error!r}")
+            failure = f"the load could not be planned: {error!r}" if has_offers else ""
+            metadata = ConnectorMetadata(iteration, failure=failure)
+        self._send_returns()
+        return metadata
+
+    def request_finished(self, request: Any, cache_block_ids: Sequence[int]) -> bool:
+        """Whether the pages are to be kept until the workers report the request as saved.
+
+        Args:
+            request: the host's request.
+            cache_block_ids: its pages; empty when there are none any more.
+
+        Returns:
+            True at most once per request (P19).
+        """
+        try:
+            return self._finished(request, cache_block_ids)
+        except Exception as error:  # noqa: BLE001 - its saves are dropped
+            self._swallowed("finished", error)
+            return False
+
+    def request_finished_by_layer_group(
+        self, request: Any, cache_block_ids: Sequence[Sequence[int]]
+    ) -> bool:
+        """The same where the host reports per layer group; one group is understood."""
+        return self.request_finished(request, _only_group(cache_block_ids))
+
+    # --- what they do ---
+
+    def _ready(self) -> Running | None:
+        """The registered engine; sets up the tables when the worker has registered."""
+        running = self._engine.running
+        if running is not None and running is not self._running:
+            self._running = running
+            self._table = RequestTable(running.geometry)
+            self._desk = OfferDesk(running.link, running.geometry, self._budget)
+            running.link.set_live_requests(self._table.live_keys)
+        return running
+
+    def _query(self, request: Any, num_computed: int) -> int:
+        running, table, desk = self._ready(), self._table, self._desk
+        if running is None or table is None or desk is None:
+            return self._say(request, 0, 0, "not registered yet")
+        facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
+        state = table.admit(facts, self._iteration, time.monotonic())
+        state.allocated = False
+        if state.offer is not None:
+            num_tokens = table.narrow(state, num_computed)
+            if num_tokens:
+                return self._say(request, state.offer.end_tokens, num_tokens, "asked again")
+        if state.chain is None:
+            return self._say(request, 0, 0, facts.why_bypassed)
+        window = load_window(state.prompt_tokens, num_computed, running.geometry)
+        if window is None:
+            return self._say(request, 0, 0, "no whole block beyond the device match")
+        answer = desk.ask(state, window, num_computed)
+        return self._take(request, state, answer, running)
+
+    def _take(self, request: Any, state: RequestState, answer: Answer, running: Running) -> int:
+        # What the server holds is not stored again; what it lacks is, device-matched blocks too.
+        state.named_chunks = answer.cached_chunks
+        state.offer = answer.offer
+        cached_tokens = answer.cached_chunks * running.geometry.chunk_tokens
+        num_tokens = answer.offer.num_tokens if answer.offer is not None else 0
+        return self._say(request, cached_tokens, num_tokens, answer.why)
+
+    def _say(self, request: Any, cached_tokens: int, num_tokens: int, why: str) -> int:
+        """One line per query, in the words existing end-to-end tests look for."""
+        if LOGGER.isEnabledFor(logging.DEBUG):
+            LOGGER.debug(
+                "kvkeep: request %s: lmcache_cached=%d new_matched=%d%s",
+                request.request_id,
+                cached_tokens,
+                num_tokens,
+                f" ({why})" if why else "",
+            )
+        self._engine.journal.count("queries")
+        self._engine.journal.count("tokens_offered", num_tokens)
+        return num_tokens
+
+    def _allocated(self, request: Any, block_ids: Sequence[int]) -> None:
+        running, table = self._ready(), self._table
+        if running is None or table is None:
+            return
+        state = table.find(int(request.request_id))
+        if state is None or state.reported or state.finished:
+            facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
+            state = table.admit(facts, self._iteration, time.monotonic())
+        state.pages = [int(page) for page in block_ids]
+        state.allocated = True
+        state.seen_iteration, state.seen_s = self._iteration, time.monotonic()
+        self._check_block_size(state, running)
+
+    def _check_block_size(self, state: RequestState, running: Running) -> None:
+        """Each allocation must agree with the block size read off the pool (host contract §2).
+
+        Drafts of a speculative model may take further pages behind the prompt's.
+        """
+        size = running.geometry.tokens_per_block
+        expected = -(-state.prompt_tokens // size)
+        drafting = getattr(self._engine.llm_args, "speculative_config", None) is not None
+        most = expected + (1 + _MAX_DRAFT_TOKENS // size if drafting else 0)
+        if expected <= len(state.pages) <= most:
+            return
+        reason = (
+            f"a prompt of {state.prompt_tokens} tokens got {len(state.pages)} pages, blocks of "
+            f"{size} tokens need {expected}: the block size could not be derived"
+        )
+        if state.offer is not None:
+            self._broken_promise = reason
+        self._engine.run_uncached(reason)
+
+    def _finished(self, request: Any, cache_block_ids: Sequence[int]) -> bool:
+        running, table = self._running, self._table
+        if table is None or running is None:
+            return False
+        state = table.find(int(request.request_id))
+        if state is None or state.finished:
+            return False
+        num_tokens = len(request.get_tokens(0))
+        num_pages = len(cache_block_ids or ())
+        keep = (
+            state.reported
+            and num_pages > 0
+            and num_tokens > state.prompt_tokens
+            and running.saver.hold(state.key, state.facts.request_id, num_pages)
+        )
+        table.finish(state)
+        if not keep:
+            table.ended.append(state.key)
+        self._send_returns()
+        return keep
+
+    def _forget(self, request: Any) -> None:
+        """After a failed query: nothing is promised, so nothing may stay promised."""
+        table = self._table
+        if table is None:
+            return
+        state = table.find(int(getattr(request, "request_id", -1)))
+        if state is not None:
+            table.drop(state)
+            self._send_returns()
+
+    def _send_returns(self) -> None:
+        running, table = self._running, self._table
+        if running is None or table is None:
+            return
+        returns = table.take_returns()
+        for lease, start, count in returns.releases:
+            running.link.release(lease, start, count, all_readers=True)
+        for key in returns.ends:
+            running.link.end_request(key)
+
+    def _swallowed(self, hook: str, error: Exception) -> None:
+        self._engine.journal.report(
+            f"scheduler_{hook}_errors", f"kvkeep: {hook} failed, going on uncached: {error!r}"
+        )
+
+
+def _only_group(groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    if len(groups) > 1:
+        raise ValueError(f"{len(groups)} layer groups were reported, one is supported")
+    return groups[0] if groups else ()
