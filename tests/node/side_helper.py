@@ -2,7 +2,8 @@
 
 Written from docs/protocol.md alone: it knows sockets, mappings and MessagePack, and imports nothing
 of kvkeep. One question per line on standard input, one answer per line on standard output. Runs as
-a child of the Node.js client and is the process that the server watches.
+a child of the Node.js client and is the process that the server watches. With ``--spoil`` it flips
+a bit of the pool before each comparison, to show that the comparison sees it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ TIMEOUT_S = 20.0
 class Side:
     """One side connection, the pool it offered and the extents it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, spoil: bool) -> None:
+        self.spoil = spoil
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(TIMEOUT_S)
         self.pool: mmap.mmap | None = None
@@ -108,6 +110,8 @@ class Side:
         at = packet["data_offset_bytes"] + slot * packet["slot_bytes"]
         copied = mapping[at : at + packet["payload_bytes"]]
         assert self.pool is not None
+        if self.spoil:
+            self.pool[pool[-1]["offset"]] ^= 1
         parts = [self.pool[p["offset"] : p["offset"] + p["size"]] for p in pool]
         record = RECORDS_OFFSET_BYTES + slot * RECORD_BYTES + GENERATION_OFFSET_BYTES
         generation = int.from_bytes(mapping[record : record + 8], "little")
@@ -116,7 +120,7 @@ class Side:
 
 def main() -> None:
     """Answers questions until standard input ends."""
-    side = Side()
+    side = Side(spoil="--spoil" in sys.argv[1:])
     answers: dict[str, Callable[..., dict[str, Any]]] = {
         "connect": side.connect,
         "offer": side.offer,
