@@ -24,8 +24,8 @@ from adapter.trtllm_fallback import (
     FallbackScheduler,
     FallbackSchedulerOutput,
     FallbackWorker,
-    RequestDataE1,
 )
+from adapter.trtllm_fallback import RequestDataE1 as RequestDataE1
 
 CONNECTOR_MODULES: Final = (
     "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
@@ -35,25 +35,6 @@ CONNECTOR_MODULES: Final = (
 
 MULTIMODAL_HASH_INTS: Final = 8
 """int32 values in one media item's digest. Source: host contract §8."""
-
-__all__ = [
-    "EpochFeatures",
-    "HOST_ABSENT_REASON",
-    "KvCacheConnectorScheduler",
-    "KvCacheConnectorWorker",
-    "MultimodalItems",
-    "RequestData",
-    "RequestDataE1",
-    "SchedulerOutput",
-    "cache_salt_of",
-    "epoch_features",
-    "find_host_module",
-    "host_is_installed",
-    "host_version",
-    "is_generation_only",
-    "lora_id_of",
-    "multimodal_items_of",
-]
 
 
 def find_host_module(
@@ -138,12 +119,28 @@ def host_is_installed() -> bool:
     return _HOST is not None
 
 
+def connector_config_class() -> type | None:
+    """The host's ``KvCacheConnectorConfig``, or None without a host (host contract §1)."""
+    if _HOST is None:
+        return None
+    module = importlib.import_module("tensorrt_llm.llmapi.llm_args")
+    found: type = module.KvCacheConnectorConfig
+    return found
+
+
 def host_version() -> str:
     """The host's own version string, or ``"none"`` without a host."""
     if _HOST is None:
         return "none"
     package = importlib.import_module("tensorrt_llm")
     return str(getattr(package, "__version__", "unknown"))
+
+
+def mpi_rank() -> int:
+    """This process's rank among the engine's, 0 without a host (host contract §1)."""
+    if _HOST is None:
+        return 0
+    return int(importlib.import_module("tensorrt_llm").mpi_rank())
 
 
 def cache_salt_of(request: Any) -> str | int | None:

@@ -37,7 +37,13 @@ def plant_host(folder: Path, module: str) -> None:
         package = package / part
         package.mkdir(exist_ok=True)
         (package / "__init__.py").touch()
-    (folder / parts[0] / "__init__.py").write_text("__version__ = '9.8.7'\n")
+    (folder / parts[0] / "__init__.py").write_text(
+        "__version__ = '9.8.7'\ndef mpi_rank():\n    return 3\n"
+    )
+    (folder / parts[0] / "llmapi").mkdir(exist_ok=True)
+    (folder / parts[0] / "llmapi" / "llm_args.py").write_text(
+        "class KvCacheConnectorConfig:\n    pass\n"
+    )
     (package / f"{parts[-1]}.py").write_text(FAKE_HOST)
 
 
@@ -47,6 +53,7 @@ def in_fresh_process(folder: Path, root: Path) -> list[str]:
         "from adapter import trtllm_api as api\n"
         "print(getattr(api.KvCacheConnectorScheduler, 'origin', 'fallback'))\n"
         "print(api.host_is_installed(), api.host_version(), api.epoch_features().block_hashes)\n"
+        "print(api.mpi_rank(), getattr(api.connector_config_class(), '__name__', None))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
@@ -57,7 +64,11 @@ def test_the_installed_host_is_used_from_either_path(
     module: str, tmp_path: Path, root: Path
 ) -> None:
     plant_host(tmp_path, module)
-    assert in_fresh_process(tmp_path, root) == [module, "True 9.8.7 False"]
+    assert in_fresh_process(tmp_path, root) == [
+        module,
+        "True 9.8.7 False",
+        "3 KvCacheConnectorConfig",
+    ]
 
 
 def test_the_new_path_wins_over_the_old(tmp_path: Path, root: Path) -> None:
@@ -68,7 +79,7 @@ def test_the_new_path_wins_over_the_old(tmp_path: Path, root: Path) -> None:
 
 def test_without_a_host_the_fallback_is_used(tmp_path: Path, root: Path) -> None:
     (tmp_path / "tensorrt_llm.py").write_text("raise OSError('libcuda.so.1 is missing')\n")
-    assert in_fresh_process(tmp_path, root) == ["fallback", "False none True"]
+    assert in_fresh_process(tmp_path, root) == ["fallback", "False none True", "0 None"]
 
 
 def test_why_no_host_was_found_is_kept() -> None:

@@ -156,7 +156,10 @@ class Executor:
         batch = self._scheduler.plan()
         if batch:
             self._start_loads(batch)
-        launched = self._forward(batch) if batch.entries else None
+        skip = self._options.skip_forward
+        launched = None
+        if batch.entries and not (skip is not None and skip(self.num_iterations)):
+            launched = self._forward(batch)
         if self._options.overlap:
             self.finisher.scan(self._previous)
             self._sample(launched)

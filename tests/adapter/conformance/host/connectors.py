@@ -12,7 +12,7 @@ from typing import Any
 
 from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig
 from adapter.conformance.host.streams import HostEvent, HostStream
-from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker
+from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker, cache_salt_of
 
 CALLS: dict[str, list[tuple[str, str, Any]]] = {}
 STORES: dict[str, dict[bytes, bytes]] = {}
@@ -165,6 +165,10 @@ class DictScheduler(KvCacheConnectorScheduler):
         self.known: dict[int, Known] = {}
         self.async_loads: list[tuple[int, int, bytes]] = []
 
+    def new(self, request: Any) -> Known:
+        scope = repr((cache_salt_of(request), request.lora_task_id)).encode()
+        return Known(request.get_tokens(0), scope=scope)
+
     def keys(self, known: Known, num_tokens: int) -> list[bytes]:
         keys, parent = [], known.scope
         for begin in range(0, num_tokens - num_tokens % self.size, self.size):
@@ -176,9 +180,7 @@ class DictScheduler(KvCacheConnectorScheduler):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        scope = repr((request.cache_salt, request.lora_task_id)).encode()
-        known = Known(request.get_tokens(0), scope=scope)
-        self.known[request.request_id] = known
+        known = self.known[request.request_id] = self.new(request)
         if num_computed_tokens % self.size:
             return 0, False
         keys = self.keys(known, len(known.tokens) - 1)
@@ -191,7 +193,8 @@ class DictScheduler(KvCacheConnectorScheduler):
         return (last - first) * self.size, self.is_async
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
-        known = self.known[request.request_id]
+        # Never queried when the host's reuse is off (host contract §2).
+        known = self.known.setdefault(request.request_id, self.new(request))
         known.blocks = list(block_ids)
         if known.load and self.is_async:
             self.async_loads += self.loads(request.request_id, known)
@@ -265,7 +268,10 @@ class DictWorker(KvCacheConnectorWorker):
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
 
     def wait_for_save(self, stream: HostStream) -> None:
-        for block, key in self._metadata["saves"]:  # type: ignore[index]
+        self.save(self._metadata["saves"], stream)  # type: ignore[index]
+
+    def save(self, saves: list[tuple[int, bytes]], stream: HostStream) -> None:
+        for block, key in saves:
             stream.enqueue(lambda block=block, key=key: self.keep(block, key))  # type: ignore[misc]
         stream.record_event(self.last_save)
 

@@ -16,6 +16,7 @@ from adapter.conformance.host.llm_args import LlmArgs  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.payload import PayloadModel  # noqa: E402
 from adapter.conformance.host.requests import HostResult  # noqa: E402
+from adapter.conformance.host.streams import HostStream  # noqa: E402
 from adapter.conformance.host.tokenizer import encode  # noqa: E402
 from adapter.conformance.host.weights import TINY, WIDE, write_model_dir  # noqa: E402
 from adapter.pages import find_pool  # noqa: E402
@@ -118,6 +119,51 @@ def test_a_right_connector_gives_equal_logits_in_another_engine(
             assert taken >= (len(tokens) - 1) // 8 * 8
         assert sum(result.num_loaded_tokens for result in results) > 100
         assert second.stats().num_saving_pages == 0 or "keep" in flags
+
+
+@pytest.mark.parametrize("epoch", ["E1", "E2", "E3"])
+@pytest.mark.parametrize("skip", [None, lambda iteration: iteration % 3 == 1])
+def test_every_epoch_and_skipped_forwards(
+    model_dirs: list[Path], reference: list[HostResult], epoch: Any, skip: Any
+) -> None:
+    url = f"dict://{next(COUNTER)}"
+    options = HostOptions(epoch=epoch, skip_forward=skip)
+    for num_blocks in (40, 16):
+        with HostEngine(args(model_dirs[0], url, ALIGNED), num_blocks, options=options) as host:
+            assert same(ask(host, at_once=True), reference)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_read_that_outlives_its_pages_takes_another_requests_bytes(
+    model_dirs: list[Path], hold: bool
+) -> None:
+    """Fault B09: copies on a private stream are right only while the pages are held."""
+    url = f"dict://{'keep' if hold else ''}-{next(COUNTER)}"
+    gate, private = threading.Event(), HostStream("private")
+    cache = cache_config(8, enable_block_reuse=False)
+    with HostEngine(args(model_dirs[0], url, cache), 16) as host:
+        worker, page_of = host.connector.worker, host.connector.worker.pages
+
+        def save_late(saves: list[tuple[int, bytes]], stream: HostStream) -> None:
+            private.wait_stream(stream)
+            private.enqueue(lambda: gate.wait(WAIT_S))
+            for block, key in saves:
+                private.enqueue(lambda b=block, k=key: right.setdefault(k, page_of[b].tobytes()))  # type: ignore[misc]
+            private.record_event(worker.last_save)
+
+        right: dict[bytes, bytes] = {}
+        worker.save = save_late
+        host.submit(prompts()[0], 1).result(WAIT_S)
+        worker.save = lambda saves, stream: None
+        host.submit(encode(TEXTS[2]), 1).result(WAIT_S)  # LIFO: takes the pages just freed
+        gate.set()
+        private.synchronize(WAIT_S)
+    private.close(WAIT_S)
+    with HostEngine(args(model_dirs[0], f"{url}-on-m"), 16) as host:
+        host.submit(prompts()[0], 1).result(WAIT_S)
+    stored = STORES[f"{url}-on-m"]
+    assert right.keys() == stored.keys()
+    assert (right == stored) is hold
 
 
 def test_generated_blocks_are_hits_too(model_dirs: list[Path]) -> None:

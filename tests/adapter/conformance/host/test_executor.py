@@ -154,15 +154,14 @@ def test_the_forward_still_runs_in_wait_for_save() -> None:
 def test_an_idle_executor_polls_nothing() -> None:
     with engine("keep") as host:
         host.submit(prompt(10), 1).result(WAIT_S)
-        until(lambda: host.stats().num_iterations == 2)
+        until(lambda: host.hooks.num_calls("get_finished") == 2)
         before = len(calls_of(host))
         time.sleep(0.05)  # it is the absence of calls that is shown
         assert len(calls_of(host)) == before
         assert host.stats().num_saving_pages == 2
         host.connector.worker.answers = [([1], [])]
         host.submit(prompt(3, seed=5), 1).result(WAIT_S)
-        until(lambda: host.stats().num_iterations == 4)
-        assert host.stats().num_saving_pages == 1
+        until(lambda: host.stats().num_saving_pages == 1)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -269,6 +268,23 @@ def test_graphs_replay_single_token_batches_without_layer_hooks() -> None:
     assert names.count("wait_for_layer_load") == 2
     assert names.count("wait_for_save") == 4
     assert names.count("forward_callable") == 5
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_skipped_forward_is_made_up_without_deltas_or_query(overlap: bool) -> None:
+    skipped = {1, 3}
+    with engine(overlap=overlap) as whole:
+        right = whole.submit(prompt(10), 4).result(WAIT_S)
+    with engine(overlap=overlap, skip_forward=skipped.__contains__) as host:
+        assert host.submit(prompt(10), 4).result(WAIT_S).tokens == right.tokens
+    names = names_of(host)
+    assert (names.count("start_load_kv"), names.count("wait_for_save")) == (6, 4)
+    assert names.count("query") == 1
+    (first,) = reports(host, "new_requests")
+    again = reports(host, "cached_requests")[0]
+    assert (first.computed_position, first.num_scheduled_tokens) == (0, 10)
+    assert (again.computed_position, again.num_scheduled_tokens) == (0, 10)
+    assert (again.new_tokens, again.new_block_ids) == ([], [])
 
 
 def test_probes_pass_in_the_order_of_an_iteration() -> None:
