@@ -7,50 +7,37 @@ that construct scheduler and worker.
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from adapter import trtllm_api
+from adapter.serverurl import ENV_SERVER_URL, ServerUrl, read_file, resolve_server_url
 from protocol import endpoint
 from protocol.errors import ConfigError, ErrorCode
 
-ENV_SERVER_URL: Final = "TRTLLM_KVKEEP_SERVER_URL"
-"""Reaches spawned ranks, as every ``TRTLLM*`` variable does. Source: host contract §2."""
-ENV_LMCACHE_URL: Final = "LMCACHE_SERVER_URL"
-ENV_LMCACHE_FILE: Final = "LMCACHE_CONFIG_FILE"
+__all__ = [
+    "ConnectorConfig",
+    "ServerUrl",
+    "Settings",
+    "make_kv_connector_config",
+    "read_lora_digests",
+    "read_settings",
+    "resolve_server_url",
+]
+
 ENV_WEIGHTS_EPOCH: Final = "TRTLLM_KVKEEP_WEIGHTS_EPOCH"
 ENV_LORA_DIGESTS: Final = "TRTLLM_KVKEEP_LORA_DIGESTS"
 ENV_CHUNK_TOKENS: Final = "TRTLLM_KVKEEP_CHUNK_TOKENS"
 ENV_HELD_PERCENT: Final = "TRTLLM_KVKEEP_HELD_PAGES_PERCENT"
 ENV_BUDGET_MS: Final = "TRTLLM_KVKEEP_QUERY_BUDGET_MS"
 
-FILE_KEYS: Final = ("server_url", "remote_url")
-"""Keys of an LMCache configuration file that name a server, in order of precedence."""
-
 CONNECTOR_MODULE: Final = "adapter.connector"
 SCHEDULER_CLASS: Final = "KvkeepConnectorScheduler"
 WORKER_CLASS: Final = "KvkeepConnectorWorker"
 
-_MAX_FILE_BYTES: Final = 1 << 20
 _MAX_CHUNK_TOKENS: Final = 1 << 24
-
-
-@dataclass(frozen=True)
-class ServerUrl:
-    """Where the server is, and who said so.
-
-    Attributes:
-        url: in normal form.
-        source: the setting it came from, for the log and for errors.
-    """
-
-    url: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -144,36 +131,6 @@ def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
     )
 
 
-def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
-    """Finds the server's URL: connector config, environment, file, default, in this order.
-
-    A setting that is there but empty is wrong, not absent (B46).
-
-    Args:
-        llm_args: ``kv_connector_config.server_url`` is read if it exists (host contract §2).
-        environ: environment variables.
-
-    Returns:
-        The first one set, in normal form.
-
-    Raises:
-        ConfigError: INVALID_URL naming the setting and the valid forms; INVALID_CONFIG for a
-            file that cannot be read.
-    """
-    configured = getattr(getattr(llm_args, "kv_connector_config", None), "server_url", None)
-    if configured is not None:
-        return _checked(str(configured), "kv_connector_config.server_url")
-    for name in (ENV_SERVER_URL, ENV_LMCACHE_URL):
-        if name in environ:
-            return _checked(environ[name], name)
-    if ENV_LMCACHE_FILE in environ:
-        found = _url_of_file(environ[ENV_LMCACHE_FILE])
-        if found is not None:
-            return found
-    default = endpoint.default_url(environ, os.geteuid(), _is_usable_folder)
-    return _checked(default, "default")
-
-
 def read_lora_digests(text: str | None) -> dict[int, bytes]:
     """Content digests of LoRA adapters by task id.
 
@@ -191,7 +148,7 @@ def read_lora_digests(text: str | None) -> dict[int, bytes]:
     source = ENV_LORA_DIGESTS
     if not text.lstrip().startswith("{"):
         source = f"{ENV_LORA_DIGESTS} (file {text})"
-        text = _read_file(text, source)
+        text = read_file(text, source)
     try:
         raw = json.loads(text)
         digests = {int(number): bytes.fromhex(value) for number, value in raw.items()}
@@ -209,75 +166,6 @@ def read_lora_digests(text: str | None) -> dict[int, bytes]:
                 key=ENV_LORA_DIGESTS,
             )
     return digests
-
-
-def _checked(url: str, source: str) -> ServerUrl:
-    try:
-        return ServerUrl(endpoint.parse(url).url, source)
-    except ConfigError as error:
-        raise ConfigError(error.code, f"{source}: {error.message}", **error.detail) from error
-
-
-def _url_of_file(path: str) -> ServerUrl | None:
-    values = read_flat_yaml(_read_file(path, f"{ENV_LMCACHE_FILE} (file {path})"))
-    for key in FILE_KEYS:
-        if values.get(key) is not None:
-            return _checked(str(values[key]), f"key {key} of {path} ({ENV_LMCACHE_FILE})")
-    return None
-
-
-def read_flat_yaml(
-    text: str, load: Callable[[str], Any] = importlib.import_module
-) -> dict[str, Any]:
-    """Top-level scalars of a YAML file.
-
-    With PyYAML at hand it reads the file; without, lines ``key: value`` without indentation are
-    read, quotes and comments taken off, everything else skipped.
-
-    Args:
-        text: the file.
-        load: imports a module by name.
-
-    Returns:
-        Key to value; None for ``null``, ``~`` and nothing.
-    """
-    try:
-        yaml = load("yaml")
-    except ImportError:
-        return _flat_lines(text)
-    try:
-        parsed = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return _flat_lines(text)
-    return {str(k): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
-
-
-def _flat_lines(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for line in text.splitlines():
-        key, colon, rest = line.partition(":")
-        if not colon or not key or key[0] in " \t#-" or (rest and rest[0] not in " \t"):
-            continue
-        rest = rest.strip()
-        if rest[:1] in ("'", '"'):
-            values[key.strip()] = rest[1:].partition(rest[0])[0]
-            continue
-        value = "" if rest.startswith("#") else rest.partition(" #")[0].strip()
-        values[key.strip()] = None if value in ("", "null", "~") else value
-    return values
-
-
-def _read_file(path: str, source: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-        if len(data) > _MAX_FILE_BYTES:
-            raise ValueError(f"longer than {_MAX_FILE_BYTES} bytes")
-        return data.decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG, f"{source}: cannot be read: {error}", key=source
-        ) from error
 
 
 def _integer(
@@ -308,7 +196,3 @@ def _text(environ: Mapping[str, str], key: str, max_chars: int) -> str:
             key=key,
         )
     return text
-
-
-def _is_usable_folder(path: str) -> bool:
-    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from adapter.requests import RequestFacts
+from adapter.requeststate import RequestFacts
 from adapter.trtllm_api import cache_salt_of, is_generation_only, lora_id_of, multimodal_items_of
 from protocol.errors import KvkeepError
 from protocol.ids import InstanceId

@@ -19,7 +19,8 @@ import numpy as np
 from adapter.channel import Channel
 from adapter.identity import Geometry
 from adapter.link import Joined, Link
-from adapter.requests import LoadWindow, Offer, RequestState
+from adapter.promises import LoadWindow, Offer
+from adapter.requeststate import RequestState
 from protocol import limits
 from protocol.errors import (
     ErrorCode,

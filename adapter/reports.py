@@ -15,7 +15,8 @@ import numpy as np
 
 from adapter.identity import Geometry
 from adapter.metadata import ConnectorMetadata, LoadOrder, SaveNames
-from adapter.requests import RequestState, RequestTable
+from adapter.requests import RequestTable
+from adapter.requeststate import RequestState
 
 
 @dataclass

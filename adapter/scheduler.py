@@ -19,8 +19,10 @@ from adapter.engine import LOGGER, Engine, Running, engine_for
 from adapter.facts import facts_of
 from adapter.metadata import ConnectorMetadata
 from adapter.offers import Answer, IterationBudget, OfferDesk
+from adapter.promises import load_window
 from adapter.reports import build_metadata
-from adapter.requests import RequestState, RequestTable, load_window
+from adapter.requests import RequestTable
+from adapter.requeststate import RequestState
 from adapter.trtllm_api import KvCacheConnectorScheduler
 
 INITIALIZATION_S: Final = 2.0

@@ -1,0 +1,79 @@
+"""What is promised to the engine, and how much may be at most.
+
+Must not know: the host's classes, the server, pages. Plain data and arithmetic; runs in the
+executor's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from adapter.identity import Geometry
+from protocol.ids import Epoch, LeaseId
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Chunks that were retrieved and whose tokens the engine was promised.
+
+    Attributes:
+        lease: holds the chunks for every reader.
+        epoch: of the server that named the slots.
+        first_chunk: ordinal of the first chunk in ``slots``.
+        slots: SLOT_DTYPE[num_chunks, num_shards].
+        start_tokens: where the load begins: the device match at the time of the answer.
+        end_tokens: where it ends; both are whole blocks.
+    """
+
+    lease: LeaseId
+    epoch: Epoch
+    first_chunk: int
+    slots: NDArray[Any]
+    start_tokens: int
+    end_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens promised."""
+        return self.end_tokens - self.start_tokens
+
+
+@dataclass(frozen=True)
+class LoadWindow:
+    """What could be loaded for a request at most.
+
+    Attributes:
+        first_block: first block beyond the device match.
+        stop_block: the block that holds the prompt's last token; never loaded, so that one token
+            is left to compute. Source: host contract rule 1.
+        num_chunks: chunks of the prompt that contain loadable blocks, from chunk 0 on.
+    """
+
+    first_block: int
+    stop_block: int
+    num_chunks: int
+
+
+def load_window(prompt_tokens: int, num_computed: int, geometry: Geometry) -> LoadWindow | None:
+    """The range an offer may cover (B04).
+
+    Args:
+        prompt_tokens: length of the prompt.
+        num_computed: tokens matched on the device.
+        geometry: block and chunk sizes.
+
+    Returns:
+        None when nothing may be loaded: the device match ends inside a block (host contract
+        rule 2) or reaches the last block.
+    """
+    size, chunk = geometry.tokens_per_block, geometry.chunk_blocks
+    if num_computed < 0 or num_computed % size or prompt_tokens < 1:
+        return None
+    first, stop = num_computed // size, (prompt_tokens - 1) // size
+    num_chunks = min(-(-stop // chunk), prompt_tokens // size // chunk)
+    if first >= min(stop, num_chunks * chunk):
+        return None
+    return LoadWindow(first, stop, num_chunks)

@@ -1,0 +1,133 @@
+"""One request: what the host said of it, its hashes, its pages, and what it was promised.
+
+Sans-IO. Must not know: other requests, sockets, the host's classes. Belongs to the table of
+``adapter.requests``; runs in the executor's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from adapter.identity import Geometry
+from adapter.metadata import LoadOrder
+from adapter.promises import Offer
+from protocol.ids import RequestKey
+from protocol.keys import BlockHashChain, MediaItem, ReuseScope, chunk_key_blob
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """What the host's request object says.
+
+    Attributes:
+        request_id: the host's id; restarts with its process.
+        tokens: all tokens known, the prompt first.
+        scope: what it may share KV with; None bypasses the cache.
+        media: items of the prompt, in order.
+        why_bypassed: for the log, when ``scope`` is None.
+    """
+
+    request_id: int
+    tokens: list[int]
+    scope: ReuseScope | None
+    media: tuple[MediaItem, ...] = ()
+    why_bypassed: str = ""
+
+
+@dataclass
+class RequestState:
+    """One request.
+
+    Attributes:
+        key: our number for it.
+        facts: as last told by the host.
+        chain: hashes of its blocks; None when it bypasses the cache.
+        prompt_tokens: length of the prompt.
+        tokens: prompt and generated tokens, as far as reported.
+        pages: page ids by block ordinal, as far as reported.
+        offer: promised, not loaded yet.
+        asked: a LOOKUP was sent under its key.
+        allocated: the host gave it pages after the last query.
+        reported: it was in a SchedulerOutput.
+        finished: the host said so.
+        named_chunks: chunks named for saving, or known to be held by the server.
+        seen_iteration: when it was last reported, queried or allocated.
+        seen_s: the same in time.
+    """
+
+    key: RequestKey
+    facts: RequestFacts
+    chain: BlockHashChain | None
+    prompt_tokens: int
+    tokens: list[int]
+    pages: list[int] = field(default_factory=list)
+    offer: Offer | None = None
+    asked: bool = False
+    allocated: bool = False
+    reported: bool = False
+    finished: bool = False
+    named_chunks: int = 0
+    seen_iteration: int = 0
+    seen_s: float = 0.0
+
+    def begin(self, pages: list[int]) -> None:
+        """The host reported the request: from now on only deltas come.
+
+        Args:
+            pages: of the whole prompt, by ordinal.
+        """
+        self.reported, self.pages = True, pages
+        self.facts = replace(self.facts, tokens=[])  # compared no more, and grown in ``tokens``
+
+    def extend_chain(self) -> int:
+        """Hashes blocks that have become full; returns the number of hashed blocks."""
+        if self.chain is None:
+            return 0
+        return self.chain.extend(self.tokens, self.facts.media)
+
+    def chunk_keys(self, start: int, stop: int, chunk_blocks: int) -> bytes:
+        """Keys of chunks ``[start, stop)``, 16 bytes each; their blocks must be hashed."""
+        if self.chain is None:
+            return b""
+        return chunk_key_blob(
+            self.chain.key_blob(start * chunk_blocks, stop * chunk_blocks), chunk_blocks
+        )
+
+    def parent_key(self, chunk: int, chunk_blocks: int) -> bytes:
+        """Key of the chunk before ``chunk``; empty for chunk 0."""
+        if chunk == 0 or self.chain is None:
+            return b""
+        return self.chain.key(chunk * chunk_blocks - 1)
+
+    def load_order(self, offer: Offer, geometry: Geometry) -> LoadOrder:
+        """The offer as instructions for the workers.
+
+        Args:
+            offer: this request's.
+            geometry: block and chunk sizes.
+
+        Returns:
+            Pages exactly for the blocks of the promised range.
+
+        Raises:
+            ValueError: the host reported fewer pages than it was promised tokens.
+        """
+        size, chunk = geometry.tokens_per_block, geometry.chunk_blocks
+        first, stop = offer.start_tokens // size, offer.end_tokens // size
+        if len(self.pages) < stop or min(self.pages[first:stop], default=-1) < 0:
+            raise ValueError(f"{stop} blocks were promised, pages are known for {len(self.pages)}")
+        num_chunks, num_shards = offer.slots.shape
+        pages = np.full(num_chunks * chunk, -1, dtype=np.int32)
+        at = first - offer.first_chunk * chunk
+        pages[at : at + stop - first] = self.pages[first:stop]
+        return LoadOrder(
+            request_id=self.facts.request_id,
+            key=self.key,
+            lease=offer.lease,
+            epoch=offer.epoch,
+            slots=offer.slots.tobytes(),
+            num_shards=num_shards,
+            pages=pages.reshape(num_chunks, chunk),
+        )

@@ -1,0 +1,152 @@
+"""Where the server is, and which setting said so.
+
+Must not know: sockets, anything else that is configured. Runs in: the threads that construct
+scheduler and worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protocol import endpoint
+from protocol.errors import ConfigError, ErrorCode
+
+ENV_SERVER_URL: Final = "TRTLLM_KVKEEP_SERVER_URL"
+"""Reaches spawned ranks, as every ``TRTLLM*`` variable does. Source: host contract §2."""
+ENV_LMCACHE_URL: Final = "LMCACHE_SERVER_URL"
+ENV_LMCACHE_FILE: Final = "LMCACHE_CONFIG_FILE"
+
+FILE_KEYS: Final = ("server_url", "remote_url")
+"""Keys of an LMCache configuration file that name a server, in order of precedence."""
+
+_MAX_FILE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerUrl:
+    """Where the server is, and who said so.
+
+    Attributes:
+        url: in normal form.
+        source: the setting it came from, for the log and for errors.
+    """
+
+    url: str
+    source: str
+
+
+def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
+    """Finds the server's URL: connector config, environment, file, default, in this order.
+
+    A setting that is there but empty is wrong, not absent (B46).
+
+    Args:
+        llm_args: ``kv_connector_config.server_url`` is read if it exists (host contract §2).
+        environ: environment variables.
+
+    Returns:
+        The first one set, in normal form.
+
+    Raises:
+        ConfigError: INVALID_URL naming the setting and the valid forms; INVALID_CONFIG for a
+            file that cannot be read.
+    """
+    configured = getattr(getattr(llm_args, "kv_connector_config", None), "server_url", None)
+    if configured is not None:
+        return _checked(str(configured), "kv_connector_config.server_url")
+    for name in (ENV_SERVER_URL, ENV_LMCACHE_URL):
+        if name in environ:
+            return _checked(environ[name], name)
+    if ENV_LMCACHE_FILE in environ:
+        found = _url_of_file(environ[ENV_LMCACHE_FILE])
+        if found is not None:
+            return found
+    default = endpoint.default_url(environ, os.geteuid(), _is_usable_folder)
+    return _checked(default, "default")
+
+
+def _checked(url: str, source: str) -> ServerUrl:
+    try:
+        return ServerUrl(endpoint.parse(url).url, source)
+    except ConfigError as error:
+        raise ConfigError(error.code, f"{source}: {error.message}", **error.detail) from error
+
+
+def _url_of_file(path: str) -> ServerUrl | None:
+    values = read_flat_yaml(read_file(path, f"{ENV_LMCACHE_FILE} (file {path})"))
+    for key in FILE_KEYS:
+        if values.get(key) is not None:
+            return _checked(str(values[key]), f"key {key} of {path} ({ENV_LMCACHE_FILE})")
+    return None
+
+
+def read_flat_yaml(
+    text: str, load: Callable[[str], Any] = importlib.import_module
+) -> dict[str, Any]:
+    """Top-level scalars of a YAML file.
+
+    With PyYAML at hand it reads the file; without, lines ``key: value`` without indentation are
+    read, quotes and comments taken off, everything else skipped.
+
+    Args:
+        text: the file.
+        load: imports a module by name.
+
+    Returns:
+        Key to value; None for ``null``, ``~`` and nothing.
+    """
+    try:
+        yaml = load("yaml")
+    except ImportError:
+        return _flat_lines(text)
+    try:
+        parsed = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return _flat_lines(text)
+    return {str(k): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
+
+
+def _flat_lines(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for line in text.splitlines():
+        key, colon, rest = line.partition(":")
+        if not colon or not key or key[0] in " \t#-" or (rest and rest[0] not in " \t"):
+            continue
+        rest = rest.strip()
+        if rest[:1] in ("'", '"'):
+            values[key.strip()] = rest[1:].partition(rest[0])[0]
+            continue
+        value = "" if rest.startswith("#") else rest.partition(" #")[0].strip()
+        values[key.strip()] = None if value in ("", "null", "~") else value
+    return values
+
+
+def read_file(path: str, source: str) -> str:
+    """A small text file that a setting names.
+
+    Args:
+        path: of the file.
+        source: the setting, for the error.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: it cannot be read, or is longer than 1 MiB.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ValueError(f"longer than {_MAX_FILE_BYTES} bytes")
+        return data.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG, f"{source}: cannot be read: {error}", key=source
+        ) from error
+
+
+def _is_usable_folder(path: str) -> bool:
+    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)

@@ -1,0 +1,56 @@
+"""How much may be promised at most (B04; host contract rules 1 and 2)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter.promises import load_window
+from tests.adapter.hostlike import geometry, offer
+
+SIZES = st.integers(1, 8)
+
+
+@given(
+    size=SIZES,
+    chunk=st.integers(1, 4),
+    chunks=st.integers(0, 6),
+    delta=st.sampled_from([-1, 0, 1]),
+    local=st.integers(0, 60),
+)
+def test_a_token_is_always_left_to_compute(
+    size: int, chunk: int, chunks: int, delta: int, local: int
+) -> None:
+    prompt = chunks * size * chunk + delta
+    window = load_window(prompt, local, geometry(size, chunk))
+    if window is None:
+        fits = local % size == 0 and prompt > 0
+        last = min((prompt - 1) // size, max(prompt, 0) // size // chunk * chunk)
+        assert not fits or local // size >= last
+        return
+    assert window.first_block * size == local
+    assert window.stop_block * size <= prompt - 1
+    assert (window.stop_block + 1) * size > prompt - 1
+    assert window.num_chunks * chunk * size <= prompt
+    assert window.first_block < min(window.stop_block, window.num_chunks * chunk)
+
+
+def test_full_hit_edges() -> None:  # B04
+    geo = geometry(4)
+    assert load_window(8, 0, geo).stop_block == 1  # type: ignore[union-attr]
+    assert load_window(9, 0, geo).stop_block == 2  # type: ignore[union-attr]
+    assert load_window(4, 0, geo) is None
+    assert load_window(8, 4, geo) is None
+    assert load_window(9, 3, geo) is None
+    assert load_window(9, -4, geo) is None
+    assert load_window(0, 0, geo) is None
+
+
+def test_a_chunk_that_ends_with_the_prompt_is_used_but_for_its_last_block() -> None:
+    window = load_window(16, 0, geometry(4, 2))
+    assert window is not None
+    assert (window.stop_block, window.num_chunks) == (3, 2)
+
+
+def test_offer_counts_its_tokens() -> None:
+    assert offer(geometry(), 4, 12).num_tokens == 8

@@ -1,0 +1,220 @@
+"""Reports become loads, names and frontiers: never a token too far (host contract §3, §5)."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter.metadata import ConnectorMetadata
+from adapter.reports import build_metadata
+from adapter.requests import RequestTable
+from adapter.requeststate import RequestState
+from tests.adapter.hostlike import Output, Report, facts, geometry, offer, tokens
+
+PROMPT = tokens(21)
+
+
+def table_with(
+    chunk: int = 1, prompt: list[int] | None = None
+) -> tuple[RequestTable, RequestState]:
+    table = RequestTable(geometry(4, chunk))
+    return table, table.admit(facts(1, prompt or PROMPT), 1, 0.0)
+
+
+def build(table: RequestTable, output: Output, iteration: int = 1) -> ConnectorMetadata:
+    return build_metadata(table, output, iteration, 0.0)
+
+
+def first(computed: int, scheduled: int, prompt: list[int] | None = None) -> Output:
+    prompt = PROMPT if prompt is None else prompt
+    pages = list(range(10, 10 + -(-len(prompt) // 4)))
+    return Output([Report(1, list(prompt), pages, computed, scheduled)])
+
+
+def later(new: list[int], pages: list[int], computed: int, scheduled: int = 1) -> Output:
+    return Output(cached_requests=[Report(1, new, pages, computed, scheduled)])
+
+
+def test_chunked_prefill_names_only_what_the_forward_completes() -> None:
+    table, state = table_with()
+    metadata = build(table, first(0, 10))
+    assert metadata.new_pages.tolist() == [10, 11, 12, 13, 14, 15]
+    assert metadata.alive.tolist() == [state.key]
+    assert metadata.valid_chunks.tolist() == [0]
+    assert metadata.names[0].pages.tolist() == [10, 11]
+    metadata = build(table, later([], [], 10, 11), 2)
+    assert metadata.valid_chunks.tolist() == [2]
+    assert metadata.names[0].first_chunk == 2
+    assert metadata.names[0].pages.tolist() == [12, 13, 14]
+    assert metadata.names[0].parent == state.chunk_keys(1, 2, 1)
+
+
+def test_an_overstated_chunk_is_confirmed_only_as_far_as_it_came() -> None:
+    table, _ = table_with()
+    build(table, first(0, 16))
+    metadata = build(table, later([], [], 9, 12), 2)
+    assert metadata.valid_chunks.tolist() == [2]
+
+
+def test_generation_with_and_without_overlap() -> None:
+    prompt = tokens(7)
+    table, state = table_with(prompt=prompt)
+    build(table, first(0, 7, prompt))
+    # Overlap: the token being fed is unknown at first.
+    metadata = build(table, later([], [], 6), 2)
+    assert metadata.names == ()
+    metadata = build(table, later([5], [], 7), 3)
+    assert metadata.valid_chunks.tolist() == [1]
+    assert metadata.names[0].first_chunk == 1
+    assert state.extend_chain() == 2
+    metadata = build(table, later([6], [99], 8), 4)
+    assert metadata.valid_chunks.tolist() == [2]
+    assert metadata.new_pages.tolist() == [99]
+
+
+def test_device_match_and_partial_match_raise_ticks_rightly() -> None:
+    table, _ = table_with()
+    metadata = build(table, first(8, 13))
+    assert metadata.new_pages.tolist() == [12, 13, 14, 15]
+    table, _ = table_with()
+    metadata = build(table, first(9, 12))
+    assert metadata.new_pages.tolist() == [12, 13, 14, 15]
+    assert metadata.valid_chunks.tolist() == [2]
+
+
+def test_a_promise_becomes_a_load() -> None:
+    table, state = table_with()
+    state.offer, state.allocated, state.named_chunks = offer(table.geometry, 4, 20), True, 5
+    metadata = build(table, first(4, 1))
+    (load,) = metadata.loads
+    assert load.pages.ravel().tolist() == [11, 12, 13, 14]
+    assert metadata.failure == ""
+    assert metadata.names == ()
+    assert metadata.valid_chunks.tolist() == [5]
+    assert state.offer is None
+    assert table.take_returns().releases == []  # the workers give it back
+
+
+def test_reuse_off_behind_our_back_loads_nothing() -> None:  # host contract §2
+    table, state = table_with()
+    state.offer, state.allocated = offer(table.geometry, 0, 20), True
+    metadata = build(table, first(-20, 21))
+    assert metadata.loads == ()
+    assert metadata.failure == ""
+    assert metadata.valid_chunks.tolist() == [0]
+    assert len(table.take_returns().releases) == 1
+
+
+def test_a_promise_that_cannot_be_kept_fails_loudly() -> None:
+    table, state = table_with()
+    state.offer, state.allocated = offer(table.geometry, 4, 20), True
+    assert "promised" in build(table, first(8, 1)).failure
+    table, state = table_with()
+    state.offer, state.allocated = offer(table.geometry, 0, 20), True
+    short = Output([Report(1, PROMPT, [1, 2], 0, 1)])
+    assert "promised" in build(table, short).failure
+    table, state = table_with()
+    state.offer, state.allocated = offer(table.geometry, 0, 20), True
+    assert "other tokens" in build(table, first(0, 1, tokens(21, seed=3))).failure
+
+
+def test_unknown_and_finished_requests_only_raise_ticks() -> None:
+    table, state = table_with()
+    stranger = Output([Report(9, [1, 2, 3, 4], [7], 0, 4)], [Report(8, [1], [6], 3, 1)])
+    metadata = build(table, stranger)
+    assert metadata.new_pages.tolist() == [7, 6]
+    assert metadata.alive.size == 0
+    table.finish(state)
+    assert build(table, first(0, 21), 2).alive.size == 0
+
+
+def test_a_replay_without_a_query_ends_the_old_life() -> None:
+    table, state = table_with()
+    build(table, first(0, 21))
+    metadata = build(table, first(0, 21), 2)
+    assert metadata.ended.tolist() == [state.key]
+    assert metadata.alive.size == 0
+
+
+def test_allocated_but_not_in_the_batch_yet() -> None:
+    table, state = table_with()
+    state.pages, state.allocated, state.offer = [3, -1, 4], True, offer(table.geometry, 0, 8)
+    metadata = build(table, Output())
+    assert metadata.new_pages.tolist() == [3, 4]
+    assert state.offer is not None
+
+
+def test_no_page_stops_naming() -> None:  # host contract rule 11
+    table, _ = table_with()
+    metadata = build(table, Output([Report(1, PROMPT, [1, 2, -1, 4, 5, 6], 0, 21)]))
+    assert metadata.new_pages.tolist() == [1, 2, 4, 5, 6]
+    assert metadata.names[0].pages.tolist() == [1, 2]
+
+
+def test_bypassed_requests_are_alive_but_unnamed() -> None:
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT, None), 1, 0.0)
+    metadata = build(table, first(0, 21))
+    assert metadata.alive.tolist() == [state.key]
+    assert metadata.names == ()
+
+
+@given(
+    length=st.integers(1, 40),
+    chunk=st.integers(1, 3),
+    matched=st.integers(0, 40),
+    steps=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=12),
+    generated=st.integers(0, 12),
+    overlap=st.booleans(),
+)
+def test_frontiers_never_pass_what_was_computed(
+    length: int,
+    chunk: int,
+    matched: int,
+    steps: list[tuple[int, int]],
+    generated: int,
+    overlap: bool,
+) -> None:
+    """A host that trims chunks late, then generates; names are contiguous, valid never ahead."""
+    prompt = tokens(length)
+    matched = min(matched, length - 1)
+    table, state = table_with(chunk, prompt)
+    named, computed, reported = 0, matched, False
+    sampled = tokens(generated + 1, seed=9)
+    known: list[int] = []
+    pages = list(range(-(-(length + generated) // 4)))
+
+    def check(metadata: ConnectorMetadata, will_be_computed: int) -> None:
+        nonlocal named
+        assert metadata.alive.tolist() == [state.key]
+        assert int(metadata.valid_chunks[0]) * 4 * chunk <= computed
+        for names in metadata.names:
+            assert names.first_chunk == named
+            count = len(names.keys) // 16
+            assert names.pages.tolist() == pages[named * chunk : (named + count) * chunk]
+            named += count
+        assert named * 4 * chunk <= will_be_computed
+
+    for scheduled, trimmed in steps:
+        if computed >= length:
+            break
+        scheduled = min(scheduled, length - computed)
+        report = Report(
+            1, [] if reported else prompt, [] if reported else pages, computed, scheduled
+        )
+        output = Output(cached_requests=[report]) if reported else Output([report])
+        check(build(table, output), computed + scheduled)
+        reported = True
+        computed += max(1, scheduled - trimmed)
+    if computed < length:
+        return
+    for step in range(generated):
+        fresh = [] if overlap and step == 0 else [sampled[len(known)]]
+        known += fresh
+        total = length + len(known)
+        computed = total if overlap else total - 1  # before this forward
+        output = Output(cached_requests=[Report(1, fresh, [], total - 1, 1)])
+        check(build(table, output), total)
+    final = np.array(state.tokens)
+    assert np.array_equal(final, prompt + known)

@@ -1,0 +1,126 @@
+"""The host asks once, twice, never, or about another request: answers and leases stay right."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter.requests import EXPIRE_ITERATIONS, EXPIRE_S, RequestTable
+from protocol.keys import ReuseScope
+from tests.adapter.hostlike import facts, geometry, offer, tokens
+
+PROMPT = tokens(40)
+
+
+def test_repeated_queries_are_one_request() -> None:
+    table = RequestTable(geometry())
+    first = table.admit(facts(1, PROMPT), 1, 0.0)
+    assert table.admit(facts(1, PROMPT), 1, 0.0) is first
+    assert table.live_keys() == [first.key]
+
+
+def test_the_same_id_with_other_content_is_another_request() -> None:
+    table = RequestTable(geometry())
+    first = table.admit(facts(1, PROMPT), 1, 0.0)
+    first.offer, first.asked = offer(geometry(), 0, 8), True
+    second = table.admit(facts(1, tokens(40, seed=1)), 1, 0.0)
+    third = table.admit(facts(1, tokens(40, seed=1), ReuseScope(cache_salt="x")), 1, 0.0)
+    assert len({first.key, second.key, third.key}) == 3
+    returns = table.take_returns()
+    assert returns.releases == [(b"l" * 16, 0, 0)]
+    assert returns.ends == [first.key]
+    assert table.take_ended() == [first.key, second.key]
+    assert table.live_keys() == [third.key]
+
+
+def test_a_request_that_began_and_is_asked_about_again_is_a_new_one() -> None:
+    table = RequestTable(geometry())
+    first = table.admit(facts(1, PROMPT), 1, 0.0)
+    first.begin(list(range(10)))
+    assert table.admit(facts(1, PROMPT), 2, 0.0).key != first.key
+    assert table.take_ended() == [first.key]
+
+
+@given(st.lists(st.integers(0, 44), max_size=5), st.integers(1, 3))
+def test_growing_device_matches_keep_the_end_and_return_the_rest(
+    matches: list[int], chunk: int
+) -> None:  # B23
+    geo = geometry(4, chunk)
+    table = RequestTable(geo)
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.offer = offer(geo, 0, 36)
+    for matched in sorted(matches):
+        before = state.offer
+        answer = table.narrow(state, matched)
+        if before is None:
+            assert answer == 0
+        elif matched % 4 or matched >= 36:
+            assert answer == 0
+            assert state.offer is None
+        else:
+            assert matched + answer == 36
+            assert state.offer is not None
+            assert state.offer.start_tokens == matched
+            assert state.offer.first_chunk == matched // 4 // chunk
+            assert len(state.offer.slots) == -(-9 // chunk) - state.offer.first_chunk
+    table.finish(state)
+    given_back = _chunks_given_back(table, -(-9 // chunk))
+    assert given_back == set(range(-(-9 // chunk)))
+
+
+def _chunks_given_back(table: RequestTable, num_chunks: int) -> set[int]:
+    chunks: set[int] = set()
+    for _, start, count in table.take_returns().releases:
+        chunks |= set(range(start, start + count)) if count else set(range(num_chunks))
+    return chunks
+
+
+def test_a_smaller_device_match_asks_anew() -> None:
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.offer = offer(geometry(), 8, 36)
+    assert table.narrow(state, 4) == 0
+    assert state.offer is None
+    assert len(table.take_returns().releases) == 1
+
+
+def test_an_offer_that_was_not_allocated_is_given_back_at_the_report() -> None:  # B23
+    table = RequestTable(geometry())
+    declined = table.admit(facts(1, PROMPT), 1, 0.0)
+    taken = table.admit(facts(2, PROMPT), 1, 0.0)
+    for state in (declined, taken):
+        state.offer = offer(geometry(), 0, 8)
+    taken.allocated = True
+    assert table.expire(1, 0.0) == 0
+    assert declined.offer is None
+    assert taken.offer is not None
+    assert len(table.take_returns().releases) == 1
+
+
+def test_requests_the_host_no_longer_reports_expire() -> None:  # B22, P19
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.asked = True
+    assert table.expire(EXPIRE_ITERATIONS + 2, EXPIRE_S) == 0
+    assert table.expire(EXPIRE_ITERATIONS + 1, EXPIRE_S + 1) == 0
+    assert table.expire(EXPIRE_ITERATIONS + 2, EXPIRE_S + 1) == 1
+    assert len(table) == 0
+    assert table.live_keys() == []
+    assert table.take_returns().ends == [state.key]
+    assert table.take_ended() == [state.key]
+
+
+def test_finishing_is_idempotent_and_keeps_the_answer() -> None:  # P19
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.asked = True
+    table.finish(state)
+    table.finish(state)
+    assert table.take_returns().ends == [state.key]
+    assert table.find(1) is state
+    assert state.finished
+    assert state.tokens == []
+    table.drop(state)
+    assert table.find(1) is None
+    assert table.take_ended() == []
+    assert table.states() == []
