@@ -140,12 +140,21 @@ class Channel:
         access = self._enter()
         if budget_s <= 0:
             raise UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "no time is left for the call")
+        try:
+            return self._ask(access, body, end_s)
+        except ReplyError as error:
+            # The server gave this connection up, before any effect: a fresh one may ask again.
+            if error.code != ErrorCode.UNAUTHENTICATED:
+                raise
+            return self._ask(access, body, end_s)
+
+    def _ask(self, access: Access, body: Request, end_s: float) -> Body:
         dealer = self._connected(access, end_s)
         seq = self._send(dealer, body, end_s, end_s - time.monotonic())
         while True:
             reply = self._receive(dealer, end_s)
             if reply is None:
-                raise self._lost("call_timeouts", f"no reply within {budget_s * 1000:.0f} ms")
+                raise self._lost("call_timeouts", f"{body.op.name} was not answered in time")
             if reply.seq == seq:
                 return self._result(reply, body, access)
             self._complete(reply, access)

@@ -1,0 +1,52 @@
+"""Counting, and one line per kind and minute."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from adapter.journal import MAX_KINDS, Journal
+
+
+def test_counts_each_and_logs_once(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(logging.getLogger("kvkeep.test"))
+    with caplog.at_level(logging.DEBUG, "kvkeep.test"):
+        for _ in range(5):
+            journal.report("lost", "the server is lost")
+        journal.report("odd", "something else", logging.INFO)
+    assert journal.counters() == {"lost": 5, "odd": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        "the server is lost",
+        "something else",
+    ]
+
+
+def test_says_it_again_after_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("adapter.journal.time.monotonic", lambda: now_s)
+    journal = Journal(logging.getLogger("kvkeep.test"))
+    with caplog.at_level(logging.DEBUG, "kvkeep.test"):
+        journal.report("lost", "one")
+        now_s += 59
+        journal.report("lost", "two")
+        now_s += 2
+        journal.report("lost", "three")
+    assert [record.getMessage() for record in caplog.records] == ["one", "three"]
+
+
+def test_percent_signs_are_no_format(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "kvkeep.test"):
+        Journal(logging.getLogger("kvkeep.test")).report("lost", "100 %s")
+    assert caplog.records[0].getMessage() == "100 %s"
+
+
+def test_kinds_are_bounded() -> None:
+    journal = Journal(logging.getLogger("kvkeep.test"))
+    for index in range(2 * MAX_KINDS):
+        journal.count(f"kind {index}")
+    journal.count("kind 0", 4)
+    assert len(journal.counters()) == MAX_KINDS
+    assert journal.counters()["kind 0"] == 5
