@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,6 +33,7 @@ from adapter.conformance.host.requests import (
     RequestParams,
 )
 from adapter.conformance.host.scheduling import BatchScheduler
+from adapter.conformance.host.support import settle
 from adapter.conformance.host.weights import read_model_dir
 
 
@@ -88,7 +89,7 @@ class HostEngine:
     ) -> None:
         torch.set_num_threads(1)
         self.llm_args = llm_args
-        self.options = options = _settle(llm_args, options or HostOptions())
+        self.options = options = settle(llm_args, options or HostOptions())
         cache = llm_args.kv_cache_config
         self.model = model or _read_model(llm_args)
         self._device = Device(self.model, num_blocks)
@@ -241,24 +242,6 @@ class HostEngine:
         blocks = -(-(length - 1) // self.allocator.tokens_per_block)
         if blocks > self.allocator.num_blocks:
             raise ValueError(f"{blocks} pages needed, the pool has {self.allocator.num_blocks}")
-
-
-def _settle(llm_args: LlmArgs, options: HostOptions) -> HostOptions:
-    cache = llm_args.kv_cache_config
-    refused = {
-        "tensor_parallel_size": llm_args.tensor_parallel_size != 1,
-        "pipeline_parallel_size": llm_args.pipeline_parallel_size != 1,
-        "context_parallel_size": llm_args.context_parallel_size != 1,
-        "enable_attention_dp": llm_args.enable_attention_dp,
-        "max_beam_width": llm_args.max_beam_width != 1,
-        "kv_cache_config.use_kv_cache_manager_v2": cache.use_kv_cache_manager_v2,
-        "kv_cache_config.max_attention_window": cache.max_attention_window is not None,
-        "kv_cache_config.host_cache_size": bool(cache.host_cache_size),
-    }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise ValueError(f"{name}: not supported by the single-rank V1 host")
-    return replace(options, overlap=options.overlap and not llm_args.disable_overlap_scheduler)
 
 
 def _read_model(llm_args: LlmArgs) -> ForwardModel:

@@ -14,7 +14,6 @@ Must not know: the model, how results reach clients. All of it but ``submit``,
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from adapter.conformance.host.device import Device
 from adapter.conformance.host.errors import ExecutorDiedError, ForwardFailedError
 from adapter.conformance.host.finishing import Finisher, InFlight
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
+from adapter.conformance.host.inbox import Command, Inbox
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import Batch, DeltaReporter, Scheduled
 from adapter.conformance.host.requests import HostRequest, Phase
@@ -66,9 +66,7 @@ class Executor:
         self._options = options
         self._reporter = DeltaReporter(options.epoch)
         self.finisher = Finisher(scheduler, allocator, port, self._reporter, self.ledger, options)
-        self._inbox: queue.SimpleQueue[HostRequest | int | Future[int] | None] = queue.SimpleQueue()
-        self._gate = threading.Lock()
-        self._closed = False
+        self._inbox = Inbox()
         self._cancelled: list[int] = []
         self._forgets: list[Future[int]] = []
         self._previous: InFlight | None = None
@@ -81,11 +79,8 @@ class Executor:
 
     def submit(self, request: HostRequest) -> None:
         """Queue a request; fails its handle at once if the executor is gone."""
-        with self._gate:
-            if not self._closed:
-                self._inbox.put(request)
-                return
-        request.handle.fail(self._death())
+        if not self._inbox.put(request):
+            request.handle.fail(self._death())
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; taken up at the end of an iteration."""
@@ -98,11 +93,8 @@ class Executor:
             Ends with the number of pages given up, or with why it could not be.
         """
         forget: Future[int] = Future()
-        with self._gate:
-            if not self._closed:
-                self._inbox.put(forget)
-                return forget
-        forget.set_exception(self._death())
+        if not self._inbox.put(forget):
+            forget.set_exception(self._death())
         return forget
 
     def stop(self, timeout_s: float) -> None:
@@ -123,28 +115,29 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - a dead executor is a result here
             _log.warning("executor died: %r", error)
             self.error = error
+        try:
+            if self.error is None:
+                left = [*self._scheduler.active, *(r.request_id for r in self._scheduler.waiting)]
+                self.finisher.cancel(left, "ended by shutdown")
+        except BaseException as error:  # noqa: BLE001 - E1 calls the connector here
+            self.error = error
         self._close()
 
     def _fetch(self) -> bool:
         busy = self._scheduler.active or self._scheduler.waiting or self._previous
-        idle = not (busy or self._forgets)
-        timeout_s: float | None = None if idle else 0.0
-        if not idle and self._is_stuck():
-            timeout_s = _SPIN_WAIT_S
-        while True:
-            try:
-                item = self._inbox.get(timeout_s is None or timeout_s > 0, timeout_s)
-            except queue.Empty:
-                return True
-            if item is None:
+        timeout_s: float | None = None
+        if busy or self._forgets:
+            timeout_s = _SPIN_WAIT_S if self._is_stuck() else 0.0
+        for command in self._inbox.take(timeout_s):
+            if command is None:
                 return False
-            if isinstance(item, HostRequest):
-                self._scheduler.waiting.append(item)
-            elif isinstance(item, Future):
-                self._forgets.append(item)
+            if isinstance(command, HostRequest):
+                self._scheduler.waiting.append(command)
+            elif isinstance(command, Future):
+                self._forgets.append(command)
             else:
-                self._cancelled.append(item)
-            timeout_s = 0.0
+                self._cancelled.append(command)
+        return True
 
     def _is_stuck(self) -> bool:
         # Only loads to wait for, or pages held by saves: go round, but not at full speed.
@@ -276,18 +269,10 @@ class Executor:
         return death
 
     def _close(self) -> None:
-        with self._gate:
-            self._closed = True
-        left = [*self._scheduler.active.values(), *self._scheduler.waiting]
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, HostRequest):
-                left.append(item)
-            elif isinstance(item, Future):
-                self._forgets.append(item)
-        for forget in self._forgets:
-            forget.set_exception(self._death())
-        if self.error is None:
-            self.finisher.cancel([r.request_id for r in left], "ended by shutdown")
-        for request in left:
-            request.handle.fail(self._death())
+        left: list[Command] = [*self._inbox.close(), *self._forgets]
+        left += [*self._scheduler.active.values(), *self._scheduler.waiting]
+        for command in left:
+            if isinstance(command, HostRequest):
+                command.handle.fail(self._death())
+            elif isinstance(command, Future):
+                command.set_exception(self._death())

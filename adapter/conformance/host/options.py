@@ -33,6 +33,8 @@ class HostOptions:
         capture_logits: Keep each generated token's logits in the result.
         error_budget: Failed forwards survived with overlap off.
         call_shutdown: Call the connectors' ``shutdown`` where they have one (E4).
+        late_trim: Report prompt chunks before they are cut to a block boundary, as older
+            executors do: ``num_scheduled_tokens`` may be overstated (§5, step 6).
         skip_forward: Asked with the iteration's number; True skips its forward after
             loads were started, as attention DP does (host contract §5, §9 rule 8).
         probe: Sees each iteration pass; for tests that act at an exact point.
@@ -47,6 +49,7 @@ class HostOptions:
     capture_logits: bool = True
     error_budget: int = 3
     call_shutdown: bool = False
+    late_trim: bool = False
     skip_forward: Callable[[int], bool] | None = None
     probe: Probe | None = None
     stream_timeout_s: float = 300.0

@@ -24,6 +24,7 @@ class Scheduled:
     Attributes:
         start: Position of the first token computed.
         num_tokens: Tokens computed.
+        reported_tokens: Tokens computed as reported to the connector.
         computed_position: As reported to the connector.
         is_context: Whether prompt tokens are computed.
         first_forward: Whether no forward of the request was launched before.
@@ -32,6 +33,7 @@ class Scheduled:
     request: HostRequest
     start: int
     num_tokens: int
+    reported_tokens: int
     computed_position: int
     is_context: bool
     first_forward: bool
@@ -104,7 +106,7 @@ class DeltaReporter:
             "new_tokens": request.tokens[num_tokens:],
             "new_block_ids": request.blocks[num_blocks:],
             "computed_position": scheduled.computed_position,
-            "num_scheduled_tokens": scheduled.num_tokens,
+            "num_scheduled_tokens": scheduled.reported_tokens,
         }
         if self._epoch == "E1":
             return RequestDataE1(**fields)

@@ -49,11 +49,6 @@ class BatchScheduler:
         reuse: bool,
         copy_page: Callable[[int, int], None],
     ) -> None:
-        if max_num_tokens < allocator.tokens_per_block:
-            raise ValueError(
-                f"max_num_tokens is {max_num_tokens}, below one block of "
-                f"{allocator.tokens_per_block} tokens"
-            )
         self.active: dict[int, HostRequest] = {}
         self.waiting: deque[HostRequest] = deque()
         self._allocator = allocator
@@ -94,7 +89,7 @@ class BatchScheduler:
                 batch.new_blocks += added
             known = len(request.tokens) - 1
             batch.generations.append(
-                Scheduled(request, position, 1, known, is_context=False, first_forward=False)
+                Scheduled(request, position, 1, 1, known, is_context=False, first_forward=False)
             )
             budget -= 1
         return budget
@@ -147,7 +142,7 @@ class BatchScheduler:
             request.honoured = count
 
     def _add_context(self, batch: Batch, request: HostRequest, budget: int) -> int:
-        end = min(request.prompt_len, request.cursor + budget)
+        end = untrimmed = min(request.prompt_len, request.cursor + budget)
         if end < request.prompt_len:
             end -= end % self._size
         num_tokens = end - request.cursor
@@ -158,6 +153,7 @@ class BatchScheduler:
                 request,
                 request.cursor,
                 num_tokens,
+                untrimmed - request.cursor if self._options.late_trim else num_tokens,
                 request.cursor - request.honoured,
                 is_context=True,
                 first_forward=not request.forwards_seen,

@@ -69,6 +69,20 @@ def test_a_pool_of_one_prompt_gives_up_the_copy_rather_than_fail() -> None:
     pages.check_integrity()
 
 
+def test_forgetting_frees_what_nobody_holds() -> None:
+    pages = allocator(6)
+    first = pages.allocate(SCOPE, range(8))
+    pages.store(SCOPE, range(8), first.blocks)
+    held = pages.allocate(SCOPE, [7] * 5)
+    pages.store(SCOPE, [7] * 4, held.blocks)
+    pages.release(first.blocks)
+    assert pages.forget() == 2
+    assert pages.forget() == 0
+    assert pages.allocate(SCOPE, [7] * 5).num_matched_tokens == 4
+    assert pages.allocate(SCOPE, range(8)).num_matched_tokens == 0
+    pages.check_integrity()
+
+
 def test_reuse_off_matches_nothing() -> None:
     pages = allocator(6, reuse=False)
     first = pages.allocate(SCOPE, range(8))

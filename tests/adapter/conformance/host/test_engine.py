@@ -1,5 +1,6 @@
 """The whole host with a real model: a connector that works is proved right, a wrong one wrong."""
 
+import gc
 import itertools
 import threading
 from dataclasses import replace
@@ -242,22 +243,42 @@ def test_trace_shaped_requests_run_on_the_payload_model_with_every_page_checked(
             handle.result(WAIT_S)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tensor_parallel_size": 2},
-        {"max_beam_width": 2},
-        {"enable_attention_dp": True},
-        {"kv_cache_config": cache_config(8, use_kv_cache_manager_v2=True)},
-        {"kv_cache_config": cache_config(8, host_cache_size=1 << 20)},
-        {"max_num_tokens": 4},
-    ],
-)
-def test_what_the_host_cannot_do_is_refused_by_name(changes: dict[str, Any]) -> None:
-    arguments = replace(args(Path("none")), **changes)
-    name = next(iter(changes)).split("_config")[0]
-    with pytest.raises(ValueError, match=name):
-        HostEngine(arguments, 8, model=PayloadModel(8))
+def test_reuse_is_forgotten_once_nothing_runs_and_all_is_saved(model_dirs: list[Path]) -> None:
+    url = f"dict://keep-{next(COUNTER)}"
+    with HostEngine(args(model_dirs[0], url, ALIGNED), 40) as host:
+        handle = host.submit(prompts()[0], 6)
+        num_pages = host.forget_reuse(WAIT_S)
+        assert handle.done()
+        assert num_pages == -(-(len(prompts()[0]) + 5) // 8)
+        assert host.stats().num_saving_pages == 0
+        again = host.submit(prompts()[0], 6).result(WAIT_S)
+        assert again.num_device_tokens == 0
+        assert again.num_loaded_tokens == (len(prompts()[0]) - 1) // 8 * 8
+        assert same([again], [handle.result(0)])
+        host.allocator.check_integrity()
+
+
+def test_forgetting_waits_no_longer_than_asked_and_not_for_a_dead_executor() -> None:
+    host = HostEngine(args(Path("none"), "dict://forget"), 8, model=PayloadModel(8))
+    host.connector.worker.get_finished = lambda saved, loading: ([], [])
+    host.connector.scheduler.keep = True
+    host.submit([1] * 20, 1).result(WAIT_S)
+    with pytest.raises(TimeoutError, match="held for saves: 3"):
+        host.forget_reuse(0.05)
+    host.shutdown()
+    with pytest.raises(ExecutorDiedError, match="stopped"):
+        host.forget_reuse(WAIT_S)
+
+
+def test_the_pool_goes_with_the_engine() -> None:
+    host = HostEngine(args(Path("none"), "dict://pool"), 8, model=PayloadModel(8))
+    address = host.pool.data_ptr()
+    host.submit([1] * 20, 1).result(WAIT_S)
+    host.shutdown()
+    assert find_pool(address, 1) is not None
+    del host
+    gc.collect()
+    assert find_pool(address, 1) is None
 
 
 def test_requests_that_could_never_run_are_refused() -> None:

@@ -12,7 +12,9 @@ def request(request_id: int, prompt: list[int]) -> HostRequest:
 
 
 def scheduled(state: HostRequest, computed: int, num_tokens: int) -> Scheduled:
-    return Scheduled(state, computed, num_tokens, computed, is_context=True, first_forward=True)
+    return Scheduled(
+        state, computed, num_tokens, num_tokens, computed, is_context=True, first_forward=True
+    )
 
 
 def test_a_request_is_new_once_and_then_a_delta() -> None:

@@ -27,9 +27,10 @@ class Answering:
 
 class Setting:
     def __init__(self, *, num_blocks: int = 20, reuse: bool = True, **limits: Any) -> None:
-        epoch = limits.pop("epoch", "E2")
         self.connector = Answering()
-        options = HostOptions(epoch=epoch)
+        options = HostOptions(
+            epoch=limits.get("epoch", "E2"), late_trim=limits.get("late_trim", False)
+        )
         self.pages = BlockAllocator(num_blocks, 4, reuse=reuse, partial=True)
         self.copies: list[tuple[int, int]] = []
         self.scheduler = BatchScheduler(
@@ -172,6 +173,9 @@ def test_a_batch_holds_at_most_so_many_requests() -> None:
     assert [place[0] for place in places(setting.scheduler.plan())] == [1, 2]
 
 
-def test_a_budget_below_a_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="below one block of 4"):
-        Setting(max_num_tokens=3)
+def test_older_executors_overstate_a_chunk_that_is_trimmed() -> None:
+    for late_trim, reported in ((False, 4), (True, 7)):
+        setting = Setting(max_num_tokens=7, late_trim=late_trim)
+        setting.add(1, 18)
+        (scheduled,) = setting.scheduler.plan().entries
+        assert (scheduled.num_tokens, scheduled.reported_tokens) == (4, reported)

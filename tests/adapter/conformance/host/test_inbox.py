@@ -1,0 +1,35 @@
+import threading
+import time
+from concurrent.futures import Future
+
+from adapter.conformance.host.inbox import Command, Inbox
+
+
+def test_commands_come_out_in_order_and_all_at_once() -> None:
+    inbox = Inbox()
+    future: Future[int] = Future()
+    commands: list[Command] = [3, future, 4, None]
+    assert all(inbox.put(command) for command in commands)
+    assert inbox.take(None) == commands
+    assert inbox.take(0) == []
+
+
+def test_taking_waits_for_the_first_command_only() -> None:
+    inbox = Inbox()
+    begin_s = time.monotonic()
+    assert inbox.take(0.02) == []
+    assert time.monotonic() - begin_s >= 0.02
+    taken: list[Command] = []
+    thread = threading.Thread(target=lambda: taken.extend(inbox.take(None)))
+    thread.start()
+    inbox.put(7)
+    thread.join(10)
+    assert taken == [7]
+
+
+def test_a_closed_inbox_refuses_and_hands_out_the_rest() -> None:
+    inbox = Inbox()
+    inbox.put(1)
+    assert inbox.close() == [1]
+    assert not inbox.put(2)
+    assert inbox.close() == []

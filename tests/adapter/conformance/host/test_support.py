@@ -1,0 +1,41 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adapter.conformance.host.llm_args import KvCacheConfig, LlmArgs
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.support import settle
+
+GOOD = LlmArgs("model", kv_cache_config=KvCacheConfig(tokens_per_block=8))
+
+
+def cache(**changes: Any) -> dict[str, Any]:
+    return {"kv_cache_config": replace(GOOD.kv_cache_config, **changes)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"context_parallel_size": 2}, "context_parallel_size"),
+        ({"max_beam_width": 2}, "max_beam_width"),
+        ({"enable_attention_dp": True}, "enable_attention_dp"),
+        (cache(use_kv_cache_manager_v2=True), "use_kv_cache_manager_v2"),
+        (cache(max_attention_window=(64,)), "max_attention_window"),
+        (cache(host_cache_size=1 << 20), "host_cache_size"),
+        (cache(disk_cache_size=1 << 20), "disk_cache_size"),
+        ({"max_num_tokens": 4}, "max_num_tokens is 4, below one block of 8"),
+    ],
+)
+def test_what_the_host_cannot_do_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        settle(replace(GOOD, **changes), HostOptions())
+
+
+def test_overlap_is_off_if_either_side_says_so() -> None:
+    assert settle(GOOD, HostOptions()).overlap
+    assert not settle(GOOD, HostOptions(overlap=False)).overlap
+    assert not settle(replace(GOOD, disable_overlap_scheduler=True), HostOptions()).overlap
+    assert settle(replace(GOOD, **cache(host_cache_size=0)), HostOptions(epoch="E1")).epoch == "E1"
