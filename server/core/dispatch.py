@@ -5,32 +5,24 @@ Must not know: sockets, files, clocks, threads. Runs in: the loop thread, and in
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 
 from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, PoolId, Token
-from protocol.messages import (
-    VERSION_MAJOR,
-    Body,
-    Done,
-    Hello,
-    HelloReply,
-    Ping,
-    Request,
-    Stats,
-    StatsReply,
-)
+from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
+from server.core.audit import audit
 from server.core.config import CoreConfig
 from server.core.effects import CopierId, Effect, JobId, PeerId, PoolHandle, ProcessId, SendReply
-from server.core.outbox import Outbox, Ticket
-from server.core.peers import Peer, Peers
+from server.core.handlers import Handlers
+from server.core.integrity import IntegrityError
+from server.core.outbox import Ticket
+from server.core.peers import Peer
+from server.core.state import State
 
-__all__ = ["Core", "CoreConfig"]
+__all__ = ["Core", "CoreConfig", "IntegrityError"]
 
 CAPABILITIES = ("clear", "delete", "inspect", "pin", "stats")
-_MAX_FAULTS = 16
 
 
 class Core:
@@ -53,11 +45,10 @@ class Core:
         self._config = config
         self._epoch = epoch
         self._arena = arena
-        self._random_bytes = random_bytes
-        self._outbox = Outbox()
-        self._peers = Peers(config, epoch, arena, self._outbox)
-        self._draining = False
-        self._faults: list[str] = []
+        self._state = State(config, epoch, arena, random_bytes)
+        self._outbox = self._state.outbox
+        self._peers = self._state.peers
+        self._handlers = Handlers(self._state)
 
     # --- events from the shell -------------------------------------------------------------
 
@@ -65,6 +56,7 @@ class Core:
         self, process: ProcessId, token: Token, instance: InstanceId, now_ns: int
     ) -> None:
         """A side connection said SideHello and got this token."""
+        self._state.clock.advance(now_ns)
         self._peers.join(process, token, instance)
 
     def pool_offered(self, process: ProcessId, pool: PoolId, size_bytes: int) -> None:
@@ -79,10 +71,14 @@ class Core:
 
     def process_exited(self, process: ProcessId, now_ns: int) -> None:
         """A process is gone for certain: everything of it is freed."""
-        self._peers.leave(process)
+        self._state.clock.advance(now_ns)
+        entry = self._peers.leave(process)
+        if entry is not None:
+            self._state.registry.exited(entry)
 
     def request(self, peer: PeerId, frame: bytes, now_ns: int) -> None:
         """One frame of a ZMQ peer; exactly one reply will follow, here or later."""
+        self._state.clock.advance(now_ns)
         op = seq = 0
         try:
             envelope = frames.unpack_request(frame)
@@ -104,7 +100,10 @@ class Core:
         except RequestError as error:
             self._outbox.fail(ticket, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the loop
-            self._fault(ticket, error)
+            self._state.fault(error)
+            self._outbox.fail(
+                ticket, RequestError(ErrorCode.INTERNAL, "the server failed; its log says why")
+            )
 
     def peer_dropped(self, peer: PeerId) -> None:
         """Replies could not be delivered; the connection is forgotten."""
@@ -112,24 +111,39 @@ class Core:
 
     def extent_created(self, extent: ExtentId, error: str | None, now_ns: int) -> None:
         """CreateExtent ended."""
+        self._state.clock.advance(now_ns)
+        self._state.registry.extent_created(extent, error)
 
     def pool_opened(self, handle: PoolHandle, error: str | None, now_ns: int) -> None:
         """OpenPool ended."""
+        self._state.clock.advance(now_ns)
+        self._state.registry.pool_opened(handle, error)
 
     def pool_closed(self, handle: PoolHandle, now_ns: int) -> None:
         """ClosePool ended."""
+        self._state.clock.advance(now_ns)
+        self._state.registry.pool_closed(handle)
 
     def copy_done(self, job: JobId, error: str | None, now_ns: int) -> None:
         """StartCopy ended."""
+        self._state.clock.advance(now_ns)
+        self._state.window.done(job, error)
+        self._state.window.pump()
 
     def copier_lost(self, copier: CopierId, now_ns: int) -> None:
         """A copier is gone: its jobs failed and its mappings do not exist any more."""
+        self._state.clock.advance(now_ns)
+        self._state.registry.copier_lost()
 
     def copier_ready(self, copier: CopierId, now_ns: int) -> None:
         """A copier has (re)started: mappings are asked again."""
+        self._state.clock.advance(now_ns)
+        self._state.registry.copier_ready()
 
     def tick(self, now_ns: int) -> None:
         """Deadlines and expiry; call it when ``next_timer_ns`` has come."""
+        self._state.clock.advance(now_ns)
+        self._state.timers.run_due()
 
     def work(self, now_ns: int) -> bool:
         """One slice of pending long work.
@@ -137,11 +151,12 @@ class Core:
         Returns:
             Whether more is pending.
         """
-        return False
+        self._state.clock.advance(now_ns)
+        return self._state.lanes.step()
 
     def next_timer_ns(self) -> int | None:
         """When ``tick`` has something to do, or None."""
-        return None
+        return self._state.timers.next_ns()
 
     def take_effects(self) -> list[Effect]:
         """What to do now, in order."""
@@ -149,23 +164,21 @@ class Core:
 
     def take_faults(self) -> list[str]:
         """Tracebacks of faults of our own since the last call, at most 16, for the log."""
-        taken, self._faults = self._faults, []
+        taken, self._state.faults = self._state.faults, []
         return taken
 
     def begin_drain(self, now_ns: int) -> None:
         """Refuses new STORE, LOOKUP and REGISTER_KV_CACHE from now on."""
-        self._draining = True
+        self._state.draining = True
 
     def drained(self) -> bool:
         """Whether no reply is owed and no copy is in flight."""
-        return self._outbox.num_owed == 0
+        state = self._state
+        return not state.outbox.num_owed and state.lanes.is_idle and state.window.is_idle
 
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""
-        values = dict(self._outbox.counters)
-        values["processes"] = len(self._peers.processes)
-        values["connections"] = self._peers.num_peers
-        return values
+        return self._state.stats()
 
     def check_integrity(self) -> None:
         """Recomputes everything from scratch.
@@ -173,6 +186,7 @@ class Core:
         Raises:
             IntegrityError: names what is inconsistent.
         """
+        audit(self._state)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -180,11 +194,7 @@ class Core:
         if isinstance(body, Hello):
             return self._hello(body, ticket, now_ns)
         assert peer is not None  # admit() lets only HELLO through for a stranger
-        if isinstance(body, Ping):
-            return Done()
-        if isinstance(body, Stats):
-            return StatsReply(values=self.stats())
-        raise RequestError(ErrorCode.UNSUPPORTED, f"{body.op.name} is not served")
+        return self._handlers.handle(peer.process, body, ticket)
 
     def _hello(self, hello: Hello, ticket: Ticket, now_ns: int) -> HelloReply:
         minor = self._peers.greet(ticket.peer, hello, ticket.session)
@@ -198,12 +208,4 @@ class Core:
             max_blocks=limits.MAX_BLOCKS_PER_MESSAGE,
             max_frame_bytes=limits.MAX_FRAME_BYTES,
             heartbeat_s=self._config.heartbeat_s,
-        )
-
-    def _fault(self, ticket: Ticket, error: Exception) -> None:
-        self._outbox.counters["internal_errors"] += 1
-        if len(self._faults) < _MAX_FAULTS:
-            self._faults.append("".join(traceback.format_exception(error)))
-        self._outbox.fail(
-            ticket, RequestError(ErrorCode.INTERNAL, "the server failed; its log says why")
         )

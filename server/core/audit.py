@@ -1,0 +1,172 @@
+"""Recomputes from scratch what the core keeps up to date step by step.
+
+Purpose: the oracle of the property tests; too slow for anything else. Must not know: how the data
+came about. Runs in: tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from server.core.arena import Extent, Phase
+from server.core.eviction import PARKED, QUEUED
+from server.core.index import ABSENT
+from server.core.integrity import require
+from server.core.namespaces import Owner
+from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
+from server.core.state import State
+
+
+def audit(state: State) -> None:
+    """Checks all of a core's data against each other.
+
+    Args:
+        state: every room.
+
+    Raises:
+        IntegrityError: names the first contradiction.
+    """
+    state.slots.check()
+    for owner in state.registry.owners.values():
+        _check_owner(state, owner)
+    _check_extents(state)
+    _check_pins(state)
+    _check_locks(state)
+    _check_reservations(state)
+    _check_sessions(state)
+
+
+def _check_owner(state: State, owner: Owner) -> None:
+    nodes = owner.index.check()
+    for node in nodes:
+        for shard in range(owner.num_shards):
+            slot = owner.index.cell(node, shard)
+            if slot == ABSENT:
+                continue
+            extent = state.arena.extents[state.slots.extent_of[slot]]  # type: ignore[index]
+            require(extent.owner is owner, "a cell's slot is its owner's", node, slot)
+            require(extent.geometry.shard == shard, "a cell's slot is its shard's", node, slot)
+            kind = state.slots.state_of[slot]
+            require(kind in (HELD, RESERVED), "a cell's slot is used", node, slot, kind)
+        leaf = owner.index.first_child[node] == ABSENT
+        if leaf and state.arena.evictable(owner, node):
+            flags = owner.index.flags[node]
+            require(bool(flags & QUEUED), "an evictable leaf is on offer", node, flags & PARKED)
+
+
+def _check_extents(state: State) -> None:
+    arena, slots = state.arena, state.slots
+    used = 0
+    for number, extent in arena.extents.items():
+        require(extent.extent == number, "an extent is listed under its id", number)
+        used += extent.file_bytes
+        _check_extent(state, extent)
+    require(used == arena.used_bytes, "the budget is the sum of files", used, arena.used_bytes)
+    require(used <= state.config.arena_bytes, "the budget is kept", used)
+    ids = set(np.unique(slots.extent).tolist()) - {0}
+    require(ids == set(arena.extents), "slots belong to extents", ids)
+
+
+def _check_extent(state: State, extent: Extent) -> None:
+    slots, owner = state.slots, extent.owner
+    run = slice(extent.base, extent.base + extent.geometry.num_slots)
+    kinds, number = slots.state[run], extent.extent
+    require(bool((slots.extent[run] == number).all()), "a run is its extent's", number)
+    free = sorted(extent.free)
+    expected = (np.flatnonzero(kinds == FREE) + extent.base).tolist()
+    require(free == expected, "free slots are listed once", number)
+    require(int((kinds == HELD).sum()) == extent.num_held, "held slots are counted", number)
+    require(
+        int((kinds == RESERVED).sum()) == extent.num_reserved, "reserved slots are counted", number
+    )
+    require(extent in owner.extents[extent.geometry.shard], "an owner knows its extents", number)
+    if extent.phase in (Phase.CREATING, Phase.TAKEN):
+        require(not kinds.any(), "an extent on its way is unused", number)
+    for slot in (np.flatnonzero(kinds == HELD) + extent.base).tolist():
+        if not state.arena.is_cleared(owner, slot):
+            node = slots.node_of[slot]
+            cell = owner.index.cell(node, extent.geometry.shard) if node != NO_NODE else ABSENT
+            require(cell == slot, "a held slot is in the index", slot, node)
+
+
+def _check_pins(state: State) -> None:
+    expected = np.zeros_like(state.slots.pins)
+    for lease in state.leases.by_id.values():
+        require(
+            lease.is_open or (lease.held_by is not None and bool(lease.held_by.any())),
+            "a lease promises or is read",
+        )
+        if lease.held_by is None or lease.slots is None:
+            continue
+        for rank in range(lease.held_by.shape[0]):
+            for shard in lease.owner.namespace.shards_of_rank(rank):
+                mine = lease.slots[lease.held_by[rank], shard]
+                np.add.at(expected, mine[mine >= 0], 1)
+    require(bool((expected == state.slots.pins).all()), "pins are what readers hold")
+    pinned = state.slots.pins > 0
+    kinds = state.slots.state[pinned]
+    require(bool(((kinds == HELD) | (kinds == ZOMBIE)).all()), "what is read keeps its bytes")
+
+
+def _check_locks(state: State) -> None:
+    expected: dict[tuple[int, int], int] = {}
+
+    def count(owner: Owner, index: object, node: int, life: int) -> None:
+        if index is owner.index and owner.index.life[node] == life:
+            key = (id(owner), node)
+            expected[key] = expected.get(key, 0) + 1
+
+    for lease in state.leases.by_id.values():
+        if lease.is_open:
+            count(lease.owner, lease.index, lease.node, lease.life)
+    for pin in state.operations.pins.values():
+        count(pin.owner, pin.index, pin.node, pin.life)
+    for session in state.registry.sessions.values():
+        for plan in session.stores.values():
+            if plan.anchor != ABSENT:
+                count(plan.owner, plan.index, plan.anchor, plan.anchor_life)
+    for walk in state.lookups.walks:
+        count(walk.owner, walk.index, walk.top, walk.life)
+    for owner in state.registry.owners.values():
+        for node in owner.index.nodes():
+            wanted = expected.get((id(owner), node), 0)
+            have = owner.index.locks[node]
+            require(have == wanted, "locks are what leases, pins and plans hold", node, have)
+
+
+def _check_reservations(state: State) -> None:
+    reserved = set(np.flatnonzero(state.slots.state == RESERVED).tolist())
+    require(reserved == set(state.plans.by_slot), "a reserved slot has its STORE")
+    flying: set[int] = set()
+    for piece in state.window.flying.values():
+        base = state.arena.extents[piece.geometry.extent].base
+        flying |= {base + local for local in piece.local.tolist()}
+    require(flying <= reserved, "copies fly into reserved slots only", flying - reserved)
+    total = sum(piece.num_bytes for piece in state.window.flying.values())
+    require(total == state.window.flying_bytes, "bytes in flight are counted")
+
+
+def _check_sessions(state: State) -> None:
+    for number, session in state.registry.sessions.items():
+        require(session.session == number, "a session is listed under its number")
+        instance = session.instance
+        require(session.is_closing or instance.ranks.get(session.rank) is session, "a rank's seat")
+        for extent in session.extents:
+            known = state.arena.extents[extent]
+            require(known.readers.get(number) is session, "an extent knows its readers", extent)
+    for extent_id, given in state.arena.extents.items():
+        for number in given.readers:
+            require(extent_id in state.registry.sessions[number].extents, "readers know extents")
+    for instance in state.registry.instances.values():
+        lacking: dict[int, int] = {}
+        for session in instance.ranks.values():
+            for extent_number, is_mapped in session.extents.items():
+                if not is_mapped:
+                    lacking[extent_number] = lacking.get(extent_number, 0) + 1
+        require(lacking == instance.unmapped, "unmapped extents are counted", lacking)
+        sizes = [
+            lease.slots.size
+            for lease in map(state.leases.by_id.__getitem__, instance.leases)  # type: ignore[arg-type]
+            if lease.slots is not None
+        ]
+        require(sum(sizes) == instance.num_leased_slots, "leased slots are counted")

@@ -1,0 +1,151 @@
+"""Which leaf goes first.
+
+Purpose: only unpinned leaves are evicted; this module orders them. Among leaves the least recently
+used goes first, and before those, chunks that stayed incomplete for too long or whose engine died.
+Must not know: extents, budgets, engines. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from protocol.ids import InstanceId
+from server.core.index import ABSENT, ChunkIndex
+
+QUEUED, PARKED = 1, 2
+"""Flags of a node: has an entry in the queue; was passed over because something holds it."""
+
+_LIFE_BITS = 32
+_NODE_BITS = 32
+_NODE_MASK = (1 << _NODE_BITS) - 1
+
+
+class EvictionPolicy(Protocol):
+    """What the index needs of a policy; one object per index."""
+
+    def offer(self, node: int) -> None:
+        """A node became a leaf, or stopped being held by something."""
+
+    def watch(self, node: int, instance: InstanceId, now_us: int) -> None:
+        """A node was published by an engine and still lacks shards."""
+
+    def orphan(self, instance: InstanceId) -> None:
+        """An engine died: what it left incomplete goes first."""
+
+    def take(self, now_us: int, evictable: Callable[[int], bool]) -> int:
+        """The leaf to evict, or ABSENT; it is not offered any more."""
+
+    def oldest_us(self) -> int | None:
+        """About when the leaf to evict next was last used; None without one."""
+
+
+class LeafLru:
+    """Least recently used leaf first, by a heap that is corrected when an entry is reached.
+
+    Args:
+        index: whose leaves.
+        incomplete_timeout_us: age from which an incomplete chunk goes first.
+    """
+
+    def __init__(self, index: ChunkIndex, incomplete_timeout_us: int) -> None:
+        self._index = index
+        self._timeout_us = incomplete_timeout_us
+        self._heap: list[int] = []
+        self._first: list[tuple[int, int]] = []
+        self._incomplete: dict[InstanceId, deque[tuple[int, int, int]]] = {}
+        self._orphans: deque[tuple[int, int, int]] = deque()
+
+    def offer(self, node: int) -> None:
+        """A node became a leaf, or stopped being held by something."""
+        flags = self._index.flags
+        flags[node] &= ~PARKED & 0xFF
+        if self._index.first_child[node] == ABSENT and not flags[node] & QUEUED:
+            flags[node] |= QUEUED
+            heapq.heappush(self._heap, self._entry(node))
+
+    def _entry(self, node: int) -> int:
+        index = self._index
+        high = (index.stamp[node] << _LIFE_BITS) | index.life[node]
+        return (high << _NODE_BITS) | node
+
+    def watch(self, node: int, instance: InstanceId, now_us: int) -> None:
+        """A node was published by an engine and still lacks shards."""
+        queue = self._incomplete.get(instance)
+        if queue is None:
+            queue = self._incomplete[instance] = deque()
+        elif len(queue) > 2 * len(self._index) + 64:
+            self._prune(queue)
+        queue.append((now_us, node, self._index.life[node]))
+
+    def _prune(self, queue: deque[tuple[int, int, int]]) -> None:
+        alive = [entry for entry in queue if self._lacks(entry[1], entry[2])]
+        queue.clear()
+        queue.extend(alive)
+
+    def _lacks(self, node: int, life: int) -> bool:
+        return self._index.life[node] == life and self._index.missing[node] > 0
+
+    def orphan(self, instance: InstanceId) -> None:
+        """An engine died: what it left incomplete goes first."""
+        queue = self._incomplete.pop(instance, None)
+        if queue:
+            self._orphans.extend(queue)
+
+    def take(self, now_us: int, evictable: Callable[[int], bool]) -> int:
+        """The leaf to evict, or ABSENT; it is not offered any more.
+
+        Args:
+            now_us: current time.
+            evictable: whether nothing holds a leaf.
+        """
+        node = self._take_first(now_us, evictable)
+        if node != ABSENT:
+            return node
+        index, heap = self._index, self._heap
+        while heap:
+            entry = heapq.heappop(heap)
+            node = entry & _NODE_MASK
+            if index.life[node] != (entry >> _NODE_BITS) & _NODE_MASK:
+                continue
+            if index.first_child[node] != ABSENT:
+                index.flags[node] &= ~QUEUED & 0xFF
+            elif index.stamp[node] != entry >> (_NODE_BITS + _LIFE_BITS):
+                heapq.heappush(heap, self._entry(node))
+            elif evictable(node):
+                return node
+            else:
+                index.flags[node] = PARKED
+        return ABSENT
+
+    def _take_first(self, now_us: int, evictable: Callable[[int], bool]) -> int:
+        self._age(now_us)
+        first, index = self._first, self._index
+        while first:
+            # Deeper chunks were published later and lie on top, so this finds leaves first.
+            node, life = first.pop()
+            is_leaf = index.life[node] == life and index.first_child[node] == ABSENT
+            if is_leaf and index.missing[node] > 0 and evictable(node):
+                return node
+        return ABSENT
+
+    def _age(self, now_us: int) -> None:
+        if self._orphans:
+            self._first.extend((node, life) for _, node, life in self._orphans)
+            self._orphans.clear()
+        for instance in list(self._incomplete):
+            queue = self._incomplete[instance]
+            while queue and (
+                queue[0][0] + self._timeout_us <= now_us or not self._lacks(*queue[0][1:])
+            ):
+                _, node, life = queue.popleft()
+                if self._lacks(node, life):
+                    self._first.append((node, life))
+            if not queue:
+                del self._incomplete[instance]
+
+    def oldest_us(self) -> int | None:
+        """About when the leaf to evict next was last used; None without one."""
+        return self._heap[0] >> (_NODE_BITS + _LIFE_BITS) if self._heap else None

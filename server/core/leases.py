@@ -1,0 +1,353 @@
+"""Leases: the right to read what a LOOKUP matched.
+
+Purpose: before RETRIEVE a lease locks the deepest matched node, which protects its whole prefix;
+RETRIEVE turns chunks into slot pins, one per shard and reader, which only those readers, their
+exit, or the scheduler for all of them give back (design rule 3). No timer ends a lease. Must not
+know: messages, sockets, who evicts. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol import limits
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import ExtentId, LeaseId, RequestKey, SessionId
+from server.core.admission import MORE, WALK_BLOCKS, Steps
+from server.core.arena import Arena
+from server.core.clock import Clock
+from server.core.index import ChunkIndex
+from server.core.namespaces import Instance, Owner
+from server.core.slots import HELD, NO_NODE
+
+PIN_SLOTS = 4096
+"""Slots that are pinned or released in one slice."""
+
+
+@dataclass
+class Lease:
+    """What one LOOKUP matched.
+
+    Attributes:
+        lease: its id.
+        instance: whose.
+        session: of the scheduler that asked.
+        request: request key.
+        index: the index at that time; another one now means that all was cleared.
+        node: deepest matched node.
+        life: of that node, at that time.
+        start: ordinal of the first matched chunk.
+        ready: matched chunks.
+        is_open: whether it still promises chunks that were not retrieved.
+        slots: int32[ready, num_shards], filled as chunks are retrieved; None before.
+        retrieved: bool[ready].
+        held_by: bool[num_ranks, ready], who has not given back which chunk.
+    """
+
+    lease: LeaseId
+    instance: Instance
+    session: SessionId
+    request: RequestKey
+    index: ChunkIndex
+    node: int
+    life: int
+    start: int
+    ready: int
+    is_open: bool = True
+    slots: NDArray[np.int32] | None = None
+    retrieved: NDArray[np.bool_] | None = None
+    held_by: NDArray[np.bool_] | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """The namespace."""
+        return self.instance.owner
+
+    @property
+    def node_lives(self) -> bool:
+        """Whether the matched chunks are still in the index."""
+        return self.index is self.owner.index and self.index.life[self.node] == self.life
+
+
+class Leases:
+    """All leases of the server.
+
+    Args:
+        arena: slots and extents.
+        clock: current time.
+        random_bytes: makes lease ids that cannot be guessed.
+        max_slots_per_instance: slot descriptors one instance's leases may remember.
+
+    Attributes:
+        by_id: every lease.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+        max_slots_per_instance: int,
+    ) -> None:
+        self._arena = arena
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._max_slots = max_slots_per_instance
+        self.by_id: dict[LeaseId, Lease] = {}
+
+    def open(
+        self,
+        instance: Instance,
+        session: SessionId,
+        request: RequestKey,
+        node: int,
+        start: int,
+        ready: int,
+    ) -> Lease:
+        """Leases matched chunks; an older lease of the request loses its unretrieved part.
+
+        Args:
+            instance: whose.
+            session: of its scheduler.
+            request: request key.
+            node: deepest matched node.
+            start: ordinal of the first matched chunk.
+            ready: matched chunks, 1 and up.
+
+        Returns:
+            The lease.
+
+        Raises:
+            RequestError: LIMIT_EXCEEDED.
+        """
+        self.end_request(instance, request)
+        if len(instance.leases) >= 2 * limits.MAX_LIVE_REQUESTS:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"one engine may hold {2 * limits.MAX_LIVE_REQUESTS} leases",
+            )
+        if len(instance.requests) >= limits.MAX_LIVE_REQUESTS:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"{limits.MAX_LIVE_REQUESTS} requests of one engine may have leases",
+            )
+        index = instance.owner.index
+        lease = Lease(
+            lease=LeaseId(self._random_bytes(16)),
+            instance=instance,
+            session=session,
+            request=request,
+            index=index,
+            node=node,
+            life=index.life[node],
+            start=start,
+            ready=ready,
+        )
+        index.locks[node] += 1
+        self.by_id[lease.lease] = lease
+        instance.requests[request] = lease
+        instance.leases.add(lease.lease)
+        return lease
+
+    def get(self, instance: Instance, lease: bytes) -> Lease | None:
+        """A lease of an instance, or None."""
+        found = self.by_id.get(LeaseId(lease))
+        return found if found is not None and found.instance is instance else None
+
+    # --- retrieving -----------------------------------------------------------------------
+
+    def retrieve(
+        self, lease: Lease, first: int, count: int, done: Callable[[bytes], None]
+    ) -> Steps:
+        """Pins chunks for every reader, in slices.
+
+        Args:
+            lease: open.
+            first: index of the first chunk within the lease.
+            count: chunks, all within the lease.
+            done: called with SLOT_DTYPE[count, num_shards] as bytes.
+
+        Raises:
+            RequestError: CLEARED or UNKNOWN_LEASE when the chunks went meanwhile.
+        """
+        nodes = np.empty(lease.ready - first, dtype=np.int64)
+        index, node, at = lease.index, lease.node, nodes.size - 1
+        while at >= 0:
+            self._check_alive(lease)
+            stop = max(-1, at - WALK_BLOCKS)
+            parent = index.parent
+            for position in range(at, stop, -1):
+                nodes[position] = node
+                node = parent[node]
+            at = stop
+            yield MORE
+        self._check_alive(lease)
+        self._reserve_memory(lease)
+        nodes = nodes[:count]
+        step = max(1, PIN_SLOTS // index.num_shards)
+        for begin in range(0, count, step):
+            # All of a slice's effects come at once, so that an end between slices finds each
+            # chunk either pinned and noted, or neither.
+            self._check_alive(lease)
+            self._pin(lease, first + begin, nodes[begin : begin + step])
+            yield MORE
+        self._check_alive(lease)
+        done(self.descriptors(lease, first, count))
+        assert lease.retrieved is not None
+        if lease.retrieved.all():
+            self.end_unretrieved(lease)
+
+    def is_retrieved(self, lease: Lease, first: int, count: int) -> bool:
+        """Whether every reader still holds all of a range, so that asking again is harmless."""
+        return lease.held_by is not None and bool(
+            all(lease.held_by[rank, first : first + count].all() for rank in lease.instance.ranks)
+        )
+
+    def descriptors(self, lease: Lease, first: int, count: int) -> bytes:
+        """SLOT_DTYPE[count, num_shards] of retrieved chunks, as bytes."""
+        assert lease.slots is not None
+        return self._arena.slots.descriptors(lease.slots[first : first + count])
+
+    def _check_alive(self, lease: Lease) -> None:
+        if self.by_id.get(lease.lease) is not lease or not lease.is_open:
+            raise RequestError(ErrorCode.UNKNOWN_LEASE, "the lease ended")
+        if not lease.node_lives:
+            raise RequestError(ErrorCode.CLEARED, "the leased chunks were cleared")
+
+    def _reserve_memory(self, lease: Lease) -> None:
+        if lease.slots is not None:
+            return
+        shape = (lease.ready, lease.index.num_shards)
+        instance = lease.instance
+        if instance.num_leased_slots + shape[0] * shape[1] > self._max_slots:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"the leases of one engine may name {self._max_slots} slots",
+            )
+        instance.num_leased_slots += shape[0] * shape[1]
+        lease.slots = np.full(shape, -1, dtype=np.int32)
+        lease.retrieved = np.zeros(lease.ready, dtype=np.bool_)
+        lease.held_by = np.zeros((lease.owner.namespace.num_ranks, lease.ready), dtype=np.bool_)
+
+    def _pin(self, lease: Lease, first: int, nodes: NDArray[np.int64]) -> None:
+        assert lease.slots is not None
+        assert lease.retrieved is not None
+        assert lease.held_by is not None
+        fresh = ~lease.retrieved[first : first + len(nodes)]
+        if not fresh.any():
+            return
+        where = first + np.flatnonzero(fresh)
+        cells = lease.index.cells[nodes[fresh]]
+        if not all(lease.index.full):
+            cells[self._arena.slots.state[cells] != HELD] = NO_NODE
+        lease.slots[where] = cells
+        lease.retrieved[where] = True
+        for rank, session in lease.instance.ranks.items():
+            lease.held_by[rank, where] = True
+            self._arena.slots.pin(_named(cells[:, session.shards]), 1)
+        extents, counts = np.unique(self._arena.slots.extent[_named(cells)], return_counts=True)
+        for extent, number in zip(extents.tolist(), counts.tolist(), strict=True):
+            self._arena.extents[ExtentId(extent)].note_use(number, self._clock.now_us)
+        lease.index.touch(lease.node, self._clock.now_us)
+
+    # --- giving back ----------------------------------------------------------------------
+
+    def release(self, lease: Lease, rank: int, first: int, count: int) -> int:
+        """A reader gives chunks back.
+
+        Args:
+            lease: which.
+            rank: the reader.
+            first: index of the first chunk within the lease.
+            count: chunks; what lies outside the lease or was given back is left out.
+
+        Returns:
+            Chunks that no reader holds any more because of this.
+        """
+        if lease.held_by is None or lease.slots is None:
+            return 0
+        stop = min(lease.ready, first + count)
+        where = first + np.flatnonzero(lease.held_by[rank, first:stop])
+        if not where.size:
+            return 0
+        shards = list(lease.owner.namespace.shards_of_rank(rank))
+        lease.held_by[rank, where] = False
+        self._arena.unpin(lease.owner, _named(lease.slots[where][:, shards]))
+        ended = int((~lease.held_by[:, where].any(axis=0)).sum())
+        self._forget_if_over(lease)
+        return ended
+
+    def end_unretrieved(self, lease: Lease) -> int:
+        """Ends a lease's promise of chunks that were not retrieved.
+
+        Args:
+            lease: which.
+
+        Returns:
+            Chunks whose lease ended by this.
+        """
+        if not lease.is_open:
+            return 0
+        lease.is_open = False
+        if lease.node_lives:
+            index = lease.index
+            index.locks[lease.node] -= 1
+            if not index.locks[lease.node]:
+                lease.owner.leaves.offer(lease.node)
+        if lease.instance.requests.get(lease.request) is lease:
+            del lease.instance.requests[lease.request]
+        left = lease.ready - (int(lease.retrieved.sum()) if lease.retrieved is not None else 0)
+        self._forget_if_over(lease)
+        return left
+
+    def end_request(self, instance: Instance, request: RequestKey) -> int:
+        """Ends the unretrieved part of a request's lease, if it has one."""
+        lease = instance.requests.get(request)
+        return self.end_unretrieved(lease) if lease is not None else 0
+
+    def end_all(self, lease: Lease) -> int:
+        """Ends a lease for every reader.
+
+        Returns:
+            Chunks whose lease ended by this.
+        """
+        ended = self.end_unretrieved(lease)
+        for rank in range(lease.owner.namespace.num_ranks):
+            ended += self.release(lease, rank, 0, lease.ready)
+        return ended
+
+    def reader_gone(self, instance: Instance, rank: int, session: SessionId) -> Steps:
+        """A rank left: its shares go, and what it asked for as the scheduler; in slices.
+
+        Args:
+            instance: whose leases.
+            rank: who left.
+            session: its session.
+        """
+        for number, lease_id in enumerate(list(instance.leases)):
+            lease = self.by_id.get(LeaseId(lease_id))
+            if lease is None:
+                continue
+            if lease.session == session:
+                self.end_unretrieved(lease)
+            self.release(lease, rank, 0, lease.ready)
+            if number % 8 == 7:
+                yield MORE
+
+    def _forget_if_over(self, lease: Lease) -> None:
+        if lease.is_open or (lease.held_by is not None and lease.held_by.any()):
+            return
+        if self.by_id.pop(lease.lease, None) is not None:
+            lease.instance.leases.discard(lease.lease)
+            if lease.slots is not None:
+                lease.instance.num_leased_slots -= lease.slots.size
+
+
+def _named(cells: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Slot numbers of cells that have a slot (a window group's may be absent)."""
+    flat = cells.reshape(-1).astype(np.int64)
+    return flat if flat.size == 0 or int(flat.min()) > NO_NODE else flat[flat > NO_NODE]

@@ -1,0 +1,178 @@
+"""LOOKUP: how much of a chain an engine may be offered.
+
+Purpose: bisect to the deepest complete chunk, cut back to what window groups need and to what
+every reader of the instance has mapped, then lease. Must not know: sockets, who evicts. Runs in:
+the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.ids import ExtentId, RequestKey
+from server.core.admission import MORE, WALK_BLOCKS, Steps
+from server.core.arena import Arena
+from server.core.clock import Clock
+from server.core.index import ABSENT, ROOT
+from server.core.leases import Lease, Leases
+from server.core.namespaces import Instance, Owner, Session
+
+
+@dataclass
+class Match:
+    """Leading chunks of a range.
+
+    Attributes:
+        count: how many.
+        node: the deepest, or ABSENT.
+    """
+
+    count: int
+    node: int
+
+
+class Lookups:
+    """Answers how much is held.
+
+    Args:
+        arena: slots and extents.
+        leases: where matches are leased.
+        clock: current time.
+
+    Attributes:
+        walks: those under way; each locks its deepest node.
+    """
+
+    def __init__(self, arena: Arena, leases: Leases, clock: Clock) -> None:
+        self._arena = arena
+        self._leases = leases
+        self._clock = clock
+        self.walks: list[Walk] = []
+
+    def quick(self, session: Session, keys: bytes, start: int) -> Match | None:
+        """The match when bisection alone decides; None when chunks must be looked at.
+
+        Args:
+            session: of the scheduler.
+            keys: 16 bytes per chunk.
+            start: ordinal of the first.
+        """
+        instance, owner = session.instance, session.owner
+        if not instance.is_whole:
+            return Match(0, ABSENT)
+        count, node = owner.index.complete_prefix(keys, start)
+        if count and (any(owner.window_tokens) or self._unmapped(instance)):
+            return None
+        return Match(count, node)
+
+    def _unmapped(self, instance: Instance) -> set[int]:
+        """Extents with content that some reader has not mapped."""
+        extents = self._arena.extents
+        return {extent for extent in instance.unmapped if extents[ExtentId(extent)].num_held}
+
+    def lease(
+        self, session: Session, request: RequestKey, start: int, match: Match
+    ) -> Lease | None:
+        """Leases a match; an empty one ends the request's older lease and is None."""
+        instance = session.instance
+        if not match.count:
+            self._leases.end_request(instance, request)
+            return None
+        session.owner.index.touch(match.node, self._clock.now_us)
+        return self._leases.open(instance, session.session, request, match.node, start, match.count)
+
+    def slow(
+        self, session: Session, keys: bytes, start: int, found: Callable[[Match], None]
+    ) -> Steps:
+        """The match by looking at chunks from the deepest up, in slices.
+
+        Args:
+            session: of the scheduler.
+            keys: 16 bytes per chunk.
+            start: ordinal of the first.
+            found: called with the match.
+        """
+        owner, index = session.owner, session.owner.index
+        count, node = index.complete_prefix(keys, start)
+        if not count:
+            found(Match(0, ABSENT))
+            return
+        life = index.life[node]
+        index.locks[node] += 1
+        walk = Walk(owner, node, start, count)
+        self.walks.append(walk)
+        try:
+            unmapped = self._unmapped(session.instance)
+            while walk.at != ROOT and walk.depth >= start:
+                self._step(walk, unmapped)
+                yield MORE
+                if index is not owner.index or index.life[node] != life:
+                    found(Match(0, ABSENT))
+                    return
+                unmapped |= self._unmapped(session.instance)
+            found(walk.match() if session.instance.is_whole else Match(0, ABSENT))
+        finally:
+            self.walks.remove(walk)
+            if index is owner.index and index.life[node] == life:
+                index.locks[node] -= 1
+                owner.leaves.offer(node)
+
+    def _step(self, walk: Walk, unmapped: set[int]) -> None:
+        index, slots = walk.owner.index, self._arena.slots
+        num_shards = index.num_shards
+        for _ in range(max(1, WALK_BLOCKS // num_shards)):
+            if walk.at == ROOT or walk.depth < walk.start:
+                return
+            base = walk.at * num_shards
+            for shard in range(num_shards):
+                slot = index.cell_of[base + shard]
+                if walk.owner.window_tokens[shard]:
+                    if walk.needs(shard) and not (
+                        index.holds(walk.at, shard) and slots.extent_of[slot] not in unmapped
+                    ):
+                        walk.cut()
+                elif slots.extent_of[slot] in unmapped:
+                    walk.cut()
+            walk.up(index.parent[walk.at])
+
+
+class Walk:
+    """From the deepest complete chunk up to the first asked for.
+
+    Chunks before that are the engine's own, whatever windows reach into them.
+    """
+
+    def __init__(self, owner: Owner, node: int, start: int, count: int) -> None:
+        self.owner = owner
+        self.index = owner.index
+        self.top = node
+        self.life = owner.index.life[node]
+        self.at = node
+        self.depth = start + count - 1
+        self.start = start
+        self.deepest = node
+        self.end = start + count
+        self.block_tokens = owner.namespace.tokens_per_block * owner.namespace.chunk_blocks
+
+    def needs(self, shard: int) -> bool:
+        """Whether a window shard of this chunk is needed by the match as it stands."""
+        last = (self.depth + 1) * self.block_tokens
+        return last > self.end * self.block_tokens - self.owner.window_tokens[shard]
+
+    def cut(self) -> None:
+        """The match ends before this chunk."""
+        self.end = min(self.end, self.depth)
+        self.deepest = ABSENT
+
+    def up(self, parent: int) -> None:
+        """Goes to the parent, which becomes the deepest if the match was just cut."""
+        self.at = parent
+        self.depth -= 1
+        if self.deepest == ABSENT and self.end == self.depth + 1:
+            self.deepest = parent
+
+    def match(self) -> Match:
+        """What is left."""
+        count = max(0, self.end - self.start)
+        return Match(count, self.deepest if count else ABSENT)

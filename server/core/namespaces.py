@@ -1,0 +1,184 @@
+"""Owners, instances and sessions: who shares what.
+
+Purpose: an owner is one namespace with its index and extents; an instance is one engine, fixed to
+one owner; a session is one rank of it. Content belongs to owners and stays when engines go (B16).
+Must not know: sockets, how extents are chosen. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from protocol.ids import ExtentId, Fingerprint, InstanceId, RequestKey, SessionId, StoreId
+from protocol.layout import Memory, ShardPool
+from protocol.namespace import Namespace
+from server.core.admission import MORE, WALK_BLOCKS, Steps
+from server.core.effects import PoolHandle, ProcessId
+from server.core.eviction import EvictionPolicy
+from server.core.index import ABSENT, ChunkIndex
+
+if TYPE_CHECKING:
+    from server.core.arena import Extent
+    from server.core.leases import Lease
+    from server.core.plans import StorePlan
+
+
+class PoolState(Enum):
+    """Where a session's pool stands with the copier."""
+
+    NONE = 0
+    OPENING = 1
+    OPEN = 2
+    CLOSING = 3
+    LOST = 4
+
+
+@dataclass
+class Owner:
+    """One namespace.
+
+    Attributes:
+        fingerprint: of the namespace.
+        namespace: as registered.
+        index: its chunks; replaced as a whole by CLEAR.
+        leaves: order of eviction of ``index``.
+        extents: for each shard, its extents in order of creation, being emptied ones included.
+        sessions: live registrations.
+        readers_per_shard: processes that read each shard.
+        window_tokens: window of each shard, 0 for full attention.
+        cleared_generation: slots published up to this generation were cleared.
+    """
+
+    fingerprint: Fingerprint
+    namespace: Namespace
+    index: ChunkIndex
+    leaves: EvictionPolicy
+    extents: list[list[Extent]]
+    readers_per_shard: tuple[int, ...]
+    window_tokens: tuple[int, ...]
+    sessions: set[SessionId] = field(default_factory=set)
+    cleared_generation: int = 0
+
+    @property
+    def num_shards(self) -> int:
+        """Parts of one chunk."""
+        return len(self.readers_per_shard)
+
+
+@dataclass
+class Instance:
+    """One engine.
+
+    Attributes:
+        instance: its id.
+        owner: its namespace.
+        ranks: registered ranks.
+        requests: the lease of each live request that is not wholly retrieved.
+        leases: every lease, those that only readers hold included.
+        num_leased_slots: slot descriptors remembered for its readers.
+        unmapped: extents that some rank was given and has not mapped, and by how many ranks.
+    """
+
+    instance: InstanceId
+    owner: Owner
+    ranks: dict[int, Session] = field(default_factory=dict)
+    requests: dict[RequestKey, Lease] = field(default_factory=dict)
+    leases: set[bytes] = field(default_factory=set)
+    num_leased_slots: int = 0
+    unmapped: dict[ExtentId, int] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank is registered and ready."""
+        return len(self.ranks) == self.owner.namespace.num_ranks and all(
+            session.is_ready for session in self.ranks.values()
+        )
+
+
+@dataclass
+class Session:
+    """One rank of an engine.
+
+    Attributes:
+        session: its number.
+        process: whose it is.
+        instance: the engine.
+        rank: its rank.
+        memory: its pool, or None for a reader that only loads.
+        pools: pages by shard.
+        shards: shards this rank reads.
+        handle: the copier's mapping of its pool.
+        pool_state: whether the copier has it mapped.
+        is_ready: whether REGISTER_KV_CACHE was answered.
+        is_closing: no new work; waiting for copies and the copier.
+        extents: extents it was given, and whether it has mapped each.
+        stores: STOREs that are copying or await COMMIT.
+    """
+
+    session: SessionId
+    process: ProcessId
+    instance: Instance
+    rank: int
+    memory: Memory | None
+    pools: dict[int, ShardPool]
+    shards: tuple[int, ...]
+    handle: PoolHandle
+    pool_state: PoolState = PoolState.NONE
+    is_ready: bool = False
+    is_closing: bool = False
+    extents: dict[ExtentId, bool] = field(default_factory=dict)
+    stores: dict[StoreId, StorePlan] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> Owner:
+        """Its namespace."""
+        return self.instance.owner
+
+
+def shard_groups(namespace: Namespace) -> list[int]:
+    """Layer group of each shard.
+
+    Args:
+        namespace: any.
+
+    Returns:
+        ``num_shards`` indices into ``groups``.
+    """
+    return [
+        index
+        for index, group in enumerate(namespace.groups)
+        for _ in range(1 if group.replicated else namespace.num_ranks)
+    ]
+
+
+def peel(owner: Owner, root: int, drop: Callable[[int], bool]) -> Steps:
+    """Takes a subtree away leaf by leaf, in slices; the rest is a whole tree at every moment.
+
+    Args:
+        owner: whose index.
+        root: top of the subtree.
+        drop: removes a leaf, or refuses, which ends the walk.
+    """
+    index = owner.index
+    life = index.life[root]
+    at, at_life, cost = root, life, 0
+    while index is owner.index and index.life[root] == life:
+        if index.life[at] != at_life:
+            at, at_life = root, life
+        child = index.first_child[at]
+        if child != ABSENT:
+            at, at_life = child, index.life[child]
+            cost += 1
+        else:
+            above = root if at == root else index.parent[at]
+            above_life = index.life[above]
+            if not drop(at):
+                return
+            at, at_life = above, above_life
+            cost += WALK_BLOCKS // 32
+        if cost >= WALK_BLOCKS:
+            cost = 0
+            yield MORE

@@ -1,0 +1,253 @@
+"""Operators' requests: CLEAR, DELETE, INSPECT, PIN, UNPIN.
+
+Purpose: CLEAR replaces a namespace's index at once and sweeps its slots in slices; DELETE takes
+subtrees away leaf by leaf. Slots that someone reads keep their bytes until the reader ends; a STORE
+in flight over either commits nothing (P10). Must not know: sockets. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import ID_BYTES, ExtentId, Fingerprint
+from protocol.messages import ChunkCountReply
+from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
+from server.core.arena import Arena, Extent
+from server.core.clock import Timers
+from server.core.config import SECOND_NS, CoreConfig
+from server.core.effects import VoidRecords
+from server.core.index import ABSENT, ChunkIndex
+from server.core.namespaces import Owner, peel
+from server.core.outbox import Outbox, Ticket
+from server.core.plans import Plans
+from server.core.registry import Registry
+from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
+
+SWEEP_SLOTS = 4096
+"""Slots looked at in one slice of CLEAR."""
+
+LANE = "operations"
+
+
+@dataclass
+class PinnedPrefix:
+    """One PIN.
+
+    Attributes:
+        owner: the namespace.
+        index: its index at that time.
+        node: deepest pinned node, locked.
+        life: of that node.
+        count: chunks pinned.
+        timer: its end.
+    """
+
+    owner: Owner
+    index: ChunkIndex
+    node: int
+    life: int
+    count: int
+    timer: int = 0
+
+
+class Operations:
+    """Operators' requests.
+
+    Args:
+        config: settings.
+        timers: ends of pins.
+        outbox: replies and effects.
+        arena: slots and extents.
+        plans: STOREs.
+        registry: namespaces.
+        lanes: long work.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        timers: Timers,
+        outbox: Outbox,
+        arena: Arena,
+        plans: Plans,
+        registry: Registry,
+        lanes: Lanes,
+    ) -> None:
+        self._config = config
+        self._timers = timers
+        self._outbox = outbox
+        self._arena = arena
+        self._slots = arena.slots
+        self._plans = plans
+        self._registry = registry
+        self._lanes = lanes
+        self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
+
+    def owner(self, name: bytes) -> Owner:
+        """The namespace of a fingerprint.
+
+        Raises:
+            RequestError: UNKNOWN_NAMESPACE.
+        """
+        owner = self._registry.owners.get(Fingerprint(name))
+        if owner is None:
+            raise RequestError(
+                ErrorCode.UNKNOWN_NAMESPACE, f"no namespace {name.hex()} is held here"
+            )
+        return owner
+
+    def _start(self, ticket: Ticket, steps: Steps) -> None:
+        def failed(error: Exception) -> None:
+            self._plans.fault(error)
+            self._outbox.fail(ticket, RequestError(ErrorCode.INTERNAL, "the server failed"))
+
+        self._lanes.start(LANE, steps, failed)
+
+    # --- CLEAR ----------------------------------------------------------------------------
+
+    def clear(self, owners: list[Owner], ticket: Ticket) -> None:
+        """Forgets all chunks of some namespaces; answered when their records are void."""
+        num_chunks, swept = 0, []
+        for owner in owners:
+            num_chunks += len(owner.index)
+            owner.cleared_generation = self._plans.next_generation - 1
+            old = owner.index
+            self._registry.renew_index(owner)
+            self._lanes.start(LANE, old.bury(), self._plans.fault)
+            swept += [(owner, extent) for extents in owner.extents for extent in extents]
+        self._outbox.counters["cleared_chunks"] += num_chunks
+        self._start(ticket, self._clear(owners, swept, num_chunks, ticket))
+
+    def _clear(
+        self,
+        owners: list[Owner],
+        swept: list[tuple[Owner, Extent]],
+        num_chunks: int,
+        ticket: Ticket,
+    ) -> Steps:
+        for owner, extent in swept:
+            end = extent.base + extent.geometry.num_slots
+            for begin in range(extent.base, end, SWEEP_SLOTS):
+                if self._arena.extents.get(extent.extent) is not extent:
+                    break
+                self._sweep(owner, extent, begin, min(end, begin + SWEEP_SLOTS))
+                yield MORE
+        for owner in owners:
+            self._registry.shrink(owner)
+        self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
+
+    def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
+        slots = self._slots
+        old = (slots.state[begin:end] == HELD) & (
+            slots.generation[begin:end] <= owner.cleared_generation
+        )
+        numbers = begin + np.flatnonzero(old)
+        if not numbers.size:
+            return
+        read = slots.pins[numbers] > 0
+        slots.node[numbers] = NO_NODE
+        slots.state[numbers] = np.where(read, ZOMBIE, FREE)
+        extent.num_held -= int(numbers.size)
+        self._outbox.add(VoidRecords(extent.extent, slots.local[numbers]))
+        idle = numbers[~read]
+        slots.generation[idle] = 0
+        extent.free += idle.tolist()
+
+    # --- DELETE ---------------------------------------------------------------------------
+
+    def delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> None:
+        """Forgets chunks and what continues them; answered when their records are void."""
+        self._start(ticket, self._delete(owner, keys, ticket))
+
+    def _delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> Steps:
+        dropped: list[int] = []
+        num_chunks = 0
+
+        def drop(leaf: int) -> bool:
+            nonlocal num_chunks
+            num_chunks += 1
+            self._drop(owner, leaf, dropped)
+            return True
+
+        for number, at in enumerate(range(0, len(keys), ID_BYTES)):
+            node = owner.index.find(keys[at : at + ID_BYTES])
+            if node != ABSENT:
+                for pause in peel(owner, node, drop):
+                    self._void(dropped)
+                    yield pause
+            if number % SLICE_BLOCKS == SLICE_BLOCKS - 1:
+                self._void(dropped)
+                yield MORE
+        self._void(dropped)
+        self._registry.shrink(owner)
+        self._outbox.counters["deleted_chunks"] += num_chunks
+        self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
+
+    def _drop(self, owner: Owner, leaf: int, dropped: list[int]) -> None:
+        index = owner.index
+        for shard in range(index.num_shards):
+            slot = index.cell(leaf, shard)
+            if slot == ABSENT:
+                continue
+            if self._slots.state_of[slot] == RESERVED:
+                self._plans.detach(slot)
+            else:
+                dropped.append(slot)
+        self._arena.drop_leaf(owner, leaf)
+
+    def _void(self, dropped: list[int]) -> None:
+        # Within the slice that dropped them, so none of them was handed out again.
+        if not dropped:
+            return
+        numbers = np.array(dropped, dtype=np.int64)
+        dropped.clear()
+        extents = self._slots.extent[numbers]
+        for extent in np.unique(extents):
+            mine = numbers[extents == extent]
+            self._outbox.add(VoidRecords(ExtentId(int(extent)), self._slots.local[mine]))
+        self._slots.generation[numbers[self._slots.state[numbers] == FREE]] = 0
+
+    # --- INSPECT, PIN, UNPIN --------------------------------------------------------------
+
+    def inspect(self, owner: Owner, keys: bytes) -> ChunkCountReply:
+        """Counts the leading complete chunks."""
+        return ChunkCountReply(chunks=owner.index.complete_prefix(keys, 0)[0])
+
+    def pin(self, owner: Owner, keys: bytes, ttl_s: int, now_ns: int) -> ChunkCountReply:
+        """Locks the deepest complete chunk of a prefix for a time.
+
+        Raises:
+            RequestError: LIMIT_EXCEEDED.
+        """
+        self.unpin(owner, keys)
+        count, node = owner.index.complete_prefix(keys, 0)
+        if not count:
+            return ChunkCountReply(chunks=0)
+        if len(self.pins) >= self._config.max_pins:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED, f"at most {self._config.max_pins} prefixes are pinned"
+            )
+        owner.index.locks[node] += 1
+        entry = PinnedPrefix(owner, owner.index, node, owner.index.life[node], count)
+        self.pins[owner.fingerprint, keys[-ID_BYTES:]] = entry
+        last = keys[-ID_BYTES:]
+        entry.timer = self._timers.at(now_ns + ttl_s * SECOND_NS, lambda: self._over(owner, last))
+        return ChunkCountReply(chunks=count)
+
+    def _over(self, owner: Owner, last: bytes) -> None:
+        self.unpin(owner, last)
+
+    def unpin(self, owner: Owner, keys: bytes) -> ChunkCountReply:
+        """Takes a PIN of the same prefix back."""
+        entry = self.pins.pop((owner.fingerprint, keys[-ID_BYTES:]), None)
+        if entry is None:
+            return ChunkCountReply(chunks=0)
+        self._timers.cancel(entry.timer)
+        index = entry.index
+        if index is entry.owner.index and index.life[entry.node] == entry.life:
+            index.locks[entry.node] -= 1
+            entry.owner.leaves.offer(entry.node)
+        return ChunkCountReply(chunks=entry.count)

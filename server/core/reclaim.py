@@ -1,0 +1,148 @@
+"""Taking an extent from one owner for another.
+
+Purpose: when the budget is spent, the extent whose bytes were unused for the longest is emptied,
+descendants included, and taken from its readers. Never one that is being read or copied into,
+never the last one of an owner with live engines (P17). Must not know: messages, files. Runs in:
+the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from server.core.admission import MORE, WALK_BLOCKS, Lanes, Steps
+from server.core.arena import RETRY_NS, Arena, Demand, Extent, Phase
+from server.core.clock import Clock
+from server.core.namespaces import Owner, peel
+from server.core.slots import HELD
+
+LANE = "reclaim"
+CLEARLY = 2
+"""Another owner's bytes must be unused this many times longer than one's own oldest."""
+MARGIN_US = 10_000
+
+
+class Reclaimer:
+    """Makes room for demands.
+
+    Args:
+        arena: extents and the budget; its ``reclaim`` is set to this object's ``begin``.
+        clock: current time.
+        lanes: long work.
+        fault: notes an error of our own.
+    """
+
+    def __init__(
+        self, arena: Arena, clock: Clock, lanes: Lanes, fault: Callable[[Exception], None]
+    ) -> None:
+        self._arena = arena
+        self._clock = clock
+        self._lanes = lanes
+        self._fault = fault
+        arena.reclaim = self.begin
+
+    def begin(self, demand: Demand, force: bool) -> bool:
+        """Starts making room.
+
+        Args:
+            demand: for whom; may not be among the arena's demands yet.
+            force: take what is not clearly older, too.
+
+        Returns:
+            Whether room can be expected.
+        """
+        if self._shortage_bytes(demand) <= 0:
+            return True
+        if self._victim(demand, force) is None:
+            return False
+        self._lanes.start(LANE, self._run(demand, force), self._fault)
+        return True
+
+    def _shortage_bytes(self, demand: Demand) -> int:
+        """Bytes that all demands together still lack, given what is already on its way."""
+        arena = self._arena
+        waiting = [one for one in arena.demands.values() if one.creating is None]
+        if demand not in waiting:
+            waiting.append(demand)
+        needed = sum(arena.needed_bytes(one.owner, one.shard) for one in waiting)
+        coming = sum(
+            extent.file_bytes
+            for extent in arena.extents.values()
+            if extent.phase in (Phase.EMPTYING, Phase.TAKEN)
+        )
+        return needed - coming - arena.free_bytes
+
+    def _victim(self, demand: Demand, force: bool) -> Extent | None:
+        now_ns, now_us = self._clock.now_ns, self._clock.now_us
+        own = [
+            extent.used_us
+            for extent in demand.owner.extents[demand.shard]
+            if extent.phase is Phase.LIVE
+        ]
+        limit_us = float(now_us)
+        if own and not force:
+            limit_us = now_us - CLEARLY * (now_us - min(own)) - MARGIN_US
+        candidates = [
+            extent
+            for extent in self._arena.extents.values()
+            if extent.owner is not demand.owner
+            and extent.used_us <= limit_us
+            and extent.not_before_ns <= now_ns
+            and self._may_go(extent)
+        ]
+        candidates.sort(key=lambda extent: extent.used_us)
+        for extent in candidates:
+            run = slice(extent.base, extent.base + extent.geometry.num_slots)
+            if not self._arena.slots.pins[run].any():
+                return extent
+        return None
+
+    def _may_go(self, extent: Extent) -> bool:
+        if extent.phase is not Phase.LIVE or extent.num_reserved:
+            return False
+        if not extent.owner.sessions:
+            return True
+        mine = extent.owner.extents[extent.geometry.shard]
+        return sum(1 for other in mine if other.phase is Phase.LIVE) > 1
+
+    def _run(self, demand: Demand, force: bool) -> Steps:
+        while self._shortage_bytes(demand) > 0:
+            victim = self._victim(demand, force)
+            if victim is None:
+                break
+            yield from self._empty(victim)
+        if self._shortage_bytes(demand) > 0:
+            self._arena.give_up(demand)
+        else:
+            self._arena.serve()
+
+    def _empty(self, extent: Extent) -> Steps:
+        """Evicts all that an extent holds; leaves it alone when something is in use."""
+        extent.phase = Phase.EMPTYING
+        slots, owner = self._arena.slots, extent.owner
+        begin, end = extent.base, extent.base + extent.geometry.num_slots
+        # Chains were stored in ascending slots, so this way round the walks down are short.
+        for number, slot in enumerate(range(end - 1, begin - 1, -1)):
+            if number % WALK_BLOCKS == WALK_BLOCKS - 1:
+                yield MORE
+            if slots.state_of[slot] != HELD:
+                continue
+            if self._arena.is_cleared(owner, slot):
+                self._arena.forget(slot)
+            else:
+                index, node = owner.index, slots.node_of[slot]
+                yield from peel(owner, node, lambda leaf: self._drop(owner, leaf))
+                if owner.index is index and slots.state_of[slot] == HELD:
+                    break
+        if slots.state[begin:end].any():
+            extent.phase = Phase.LIVE
+            extent.not_before_ns = self._clock.now_ns + RETRY_NS
+        else:
+            self._arena.take(extent)
+        yield MORE
+
+    def _drop(self, owner: Owner, leaf: int) -> bool:
+        if not self._arena.evictable(owner, leaf):
+            return False
+        self._arena.drop_leaf(owner, leaf)
+        return True

@@ -1,0 +1,167 @@
+"""State of every slot of the arena, in arrays indexed by an arena-wide slot number.
+
+Purpose: one number names a slot whatever extent it lies in, so that pins, generations and slot
+descriptors of a whole lease are handled with a few array operations. An extent occupies a run of
+numbers; runs of removed extents are used again. Must not know: keys, engines, files. Runs in:
+the loop thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.layout import SLOT_DTYPE
+from server.core.integrity import require
+
+FREE, RESERVED, HELD, ZOMBIE = 0, 1, 2, 3
+"""Empty; taken by a STORE; published; forgotten by the index and still read by someone."""
+
+NO_NODE = -1
+_FIRST_CAPACITY = 1024
+
+Slots = NDArray[np.int64]
+"""int64[n], arena-wide slot numbers."""
+
+
+class SlotTable:
+    """The arrays.
+
+    Attributes:
+        state: uint8[capacity], FREE, RESERVED, HELD or ZOMBIE.
+        pins: int32[capacity], readers that may still read the slot.
+        node: int32[capacity], index node, or NO_NODE.
+        generation: uint64[capacity], of the record in the file, 0 when it is void.
+        extent: uint32[capacity], id of the slot's extent, 0 for none.
+        local: uint32[capacity], index within the extent.
+        state_of: the same memory as ``state``, quicker for one element.
+        pins_of: likewise for ``pins``.
+        node_of: likewise for ``node``.
+        extent_of: likewise for ``extent``.
+    """
+
+    def __init__(self) -> None:
+        self._capacity = 0
+        self._runs: list[tuple[int, int]] = []
+        self.state: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.pins: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.node: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.generation: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.extent: NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self.local: NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._grow(_FIRST_CAPACITY)
+
+    def _grow(self, capacity: int) -> None:
+        for name in ("state", "pins", "node", "generation", "extent", "local"):
+            old = getattr(self, name)
+            new = np.full(capacity, NO_NODE if name == "node" else 0, dtype=old.dtype)
+            new[: old.size] = old
+            setattr(self, name, new)
+        self.state_of = self.state.data
+        self.pins_of = self.pins.data
+        self.node_of = self.node.data
+        self.extent_of = self.extent.data
+        self._give_back(self._capacity, capacity - self._capacity)
+        self._capacity = capacity
+
+    def add_extent(self, extent: int, num_slots: int) -> int:
+        """Takes a run of slot numbers for a new extent.
+
+        Args:
+            extent: its id, 1 and up.
+            num_slots: length of the run.
+
+        Returns:
+            The first number; all of the run are FREE.
+        """
+        while True:
+            for index, (base, length) in enumerate(self._runs):
+                if length >= num_slots:
+                    rest = [(base + num_slots, length - num_slots)] if length > num_slots else []
+                    self._runs[index : index + 1] = rest
+                    run = slice(base, base + num_slots)
+                    self.extent[run] = extent
+                    self.local[run] = np.arange(num_slots, dtype=np.uint32)
+                    return base
+            self._grow(max(2 * self._capacity, self._capacity + num_slots))
+
+    def remove_extent(self, base: int, num_slots: int) -> None:
+        """Gives a run of numbers back; all of it must be FREE and unpinned."""
+        run = slice(base, base + num_slots)
+        require(not self.state[run].any(), "a removed extent has no used slot", base)
+        self.extent[run] = 0
+        self.generation[run] = 0
+        self._give_back(base, num_slots)
+
+    def _give_back(self, base: int, length: int) -> None:
+        runs = sorted([*self._runs, (base, length)])
+        merged: list[tuple[int, int]] = []
+        for start, size in runs:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            elif size:
+                merged.append((start, size))
+        self._runs = merged
+
+    def pin(self, slots: Slots, readers: int) -> None:
+        """Adds pins.
+
+        Args:
+            slots: int64[n], each at most once.
+            readers: pins to add to each.
+        """
+        self.pins[slots] += np.int32(readers)
+
+    def unpin(self, slots: Slots) -> Slots:
+        """Takes one pin from each slot.
+
+        Args:
+            slots: int64[n], each at most once, all pinned.
+
+        Returns:
+            int64[m], those that nobody reads any more.
+        """
+        left = self.pins[slots] - np.int32(1)
+        self.pins[slots] = left
+        idle: Slots = slots[left == 0]
+        return idle
+
+    def descriptors(self, slots: NDArray[np.signedinteger[Any]]) -> bytes:
+        """Slot descriptors for a reply.
+
+        Args:
+            slots: int[...], slot numbers, or negative for none.
+
+        Returns:
+            SLOT_DTYPE of the same shape, as bytes.
+        """
+        rows = np.empty(slots.shape, dtype=SLOT_DTYPE)
+        rows["extent"] = self.extent[slots]
+        rows["slot"] = self.local[slots]
+        rows["generation"] = self.generation[slots]
+        rows[slots < 0] = 0
+        return rows.tobytes()
+
+    def check(self) -> None:
+        """Checks that runs and extents tile the numbers.
+
+        Raises:
+            IntegrityError: names what is wrong.
+        """
+        free = np.zeros(self._capacity, dtype=bool)
+        for base, length in self._runs:
+            require(not free[base : base + length].any(), "free runs are apart", base, length)
+            free[base : base + length] = True
+        used = self.extent != 0
+        require(bool((free == ~used).all()), "a number is in an extent or in a free run")
+        idle = (self.state == FREE) & used
+        require(not self.pins[idle].any(), "a free slot has no pins")
+        require(bool((self.pins >= 0).all()), "pins are not negative")
+        require(bool((self.node[idle] == NO_NODE).all()), "a free slot has no node")
+        require(bool((self.pins[self.state == ZOMBIE] > 0).all()), "a forgotten slot is read")
+        held = self.state == HELD
+        require(bool((self.generation[held] > 0).all()), "a held slot has a generation")
+        generations = self.generation[held]
+        require(np.unique(generations).size == generations.size, "generations are unique")

@@ -1,0 +1,136 @@
+"""Every room of the core, built and tied together.
+
+Must not know: frames, sockets. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from protocol.ids import ArenaId, Epoch
+from server.core.admission import Lanes
+from server.core.arena import Arena, Phase
+from server.core.clock import Clock, Timers
+from server.core.config import CoreConfig
+from server.core.copies import CopyWindow
+from server.core.effects import HOST_COPIER
+from server.core.leases import Leases
+from server.core.lookups import Lookups
+from server.core.operations import Operations
+from server.core.outbox import Outbox
+from server.core.peers import Peers
+from server.core.plans import Plans
+from server.core.reclaim import Reclaimer
+from server.core.registry import Registry
+from server.core.slots import SlotTable
+
+MAX_FAULTS = 16
+
+
+class State:
+    """The rooms.
+
+    Args:
+        config: settings.
+        epoch: this incarnation.
+        arena: the arena it serves.
+        random_bytes: ``n`` to ``n`` unguessable bytes.
+
+    Attributes:
+        epoch: this incarnation.
+        draining: no new work is begun.
+        faults: tracebacks of errors of our own, for the log.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        epoch: Epoch,
+        arena: ArenaId,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.draining = False
+        self.faults: list[str] = []
+        self.clock = Clock()
+        self.timers = Timers(self.clock)
+        self.outbox = Outbox()
+        self.lanes = Lanes()
+        self.peers = Peers(config, epoch, arena, self.outbox)
+        self.slots = SlotTable()
+        self.arena = Arena(config, self.clock, self.outbox, self.slots)
+        self.reclaimer = Reclaimer(self.arena, self.clock, self.lanes, self.fault)
+        self.window = CopyWindow(HOST_COPIER, config.copy_window_bytes, self.outbox)
+        self.leases = Leases(
+            self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
+        )
+        self.lookups = Lookups(self.arena, self.leases, self.clock)
+        self.plans = Plans(
+            config,
+            self.clock,
+            self.timers,
+            self.outbox,
+            self.arena,
+            self.lanes,
+            self.window,
+            self.fault,
+        )
+        self.registry = Registry(
+            config,
+            self.clock,
+            self.timers,
+            self.outbox,
+            self.peers,
+            self.arena,
+            self.leases,
+            self.plans,
+            self.lanes,
+            self.window,
+        )
+        self.operations = Operations(
+            config,
+            self.timers,
+            self.outbox,
+            self.arena,
+            self.plans,
+            self.registry,
+            self.lanes,
+        )
+
+    def fault(self, error: Exception) -> None:
+        """Notes an error of our own."""
+        self.outbox.counters["internal_errors"] += 1
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append("".join(traceback.format_exception(error)))
+
+    def stats(self) -> dict[str, int]:
+        """Counters, and gauges of what is there now."""
+        values = dict(self.outbox.counters)
+        extents = list(self.arena.extents.values())
+        owners = list(self.registry.owners.values())
+        values.update(
+            processes=len(self.peers.processes),
+            connections=self.peers.num_peers,
+            sessions=len(self.registry.sessions),
+            instances=len(self.registry.instances),
+            namespaces=len(owners),
+            chunks=sum(len(owner.index) for owner in owners),
+            leases=len(self.leases.by_id),
+            stores=sum(len(session.stores) for session in self.registry.sessions.values()),
+            pinned_prefixes=len(self.operations.pins),
+            replies_owed=self.outbox.num_owed,
+            copies_in_flight=len(self.window.flying),
+            copy_bytes_in_flight=self.window.flying_bytes,
+            arena_bytes=self.config.arena_bytes,
+            arena_used_bytes=self.arena.used_bytes,
+            arena_quarantined_bytes=sum(
+                extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN
+            ),
+            extents=len(extents),
+            slots_held=sum(extent.num_held for extent in extents),
+            slots_reserved=sum(extent.num_reserved for extent in extents),
+            pinned_slots=int((self.slots.pins > 0).sum()),
+        )
+        return values

@@ -1,0 +1,487 @@
+"""A shell without sockets or memory around a real core, with a shadow of every byte that matters.
+
+Each page and each slot part holds a label instead of bytes. The world performs effects, completes
+copies when told to, and checks after each of them what no byte may suffer: a copy into a slot that
+is published or read, a removed extent that someone may still read, a published slot with other
+content than its key says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol import messages as m
+from protocol.errors import ErrorCode, ReplyError
+from protocol.extents import STATE_HELD, ExtentGeometry, checksums
+from protocol.frames import Reply
+from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, PoolId, Token
+from protocol.layout import MemfdMemory, Region, ShardPool, pack_pages, unpack_slots
+from protocol.namespace import LayerGroup, Namespace
+from protocol.session import ClientSession
+from server.core import effects as fx
+from server.core.config import CoreConfig
+from server.core.dispatch import Core
+
+T = TypeVar("T", bound=m.Body)
+PAGE = 4096
+SECOND = 1_000_000_000
+EPOCH, ARENA = Epoch(b"E" * 16), ArenaId(b"A" * 16)
+Label = tuple[bytes, int] | None
+
+
+def namespace(model: str = "m", page_bytes: int = PAGE, ranks: int = 1, **fields: Any) -> Namespace:
+    groups = fields.pop("groups", None) or (LayerGroup(layers=(0,), page_bytes=page_bytes),)
+    values: dict[str, Any] = {
+        "model_id": model,
+        "config_digest": b"",
+        "weights_digest": b"",
+        "host_version": "1",
+        "kv_dtype": "float32",
+        "attention_backend": "x",
+        "kv_layout": "NHD",
+        "tokens_per_block": 32,
+        "num_ranks": ranks,
+        "groups": groups,
+    }
+    values.update(fields)
+    return Namespace(**values)
+
+
+def chain(name: str, count: int) -> list[bytes]:
+    """Keys of a chain; equal prefixes of equal names."""
+    return [f"{name:.8}/{number:07d}".encode().rjust(16, b"_") for number in range(count)]
+
+
+@dataclass
+class ExtentShadow:
+    geometry: ExtentGeometry
+    content: list[list[Label | str]]
+    records: list[NDArray[Any] | None]
+    removed: bool = False
+
+
+@dataclass
+class Claim:
+    """What a reader may still read: chunk and shard to descriptor."""
+
+    key: bytes
+    shard: int
+    extent: int
+    slot: int
+    generation: int
+
+
+@dataclass
+class World:
+    config: CoreConfig
+    seed: int = 0
+    now_ns: int = SECOND
+    check: bool = True
+    auto_extents: bool = True
+    auto_pools: bool = True
+    auto_copies: bool = True
+    auto_map: bool = True
+    extents: dict[int, ExtentShadow] = field(default_factory=dict)
+    jobs: dict[int, fx.StartCopy] = field(default_factory=dict)
+    pools: dict[int, int] = field(default_factory=dict)
+    pending: list[fx.Effect] = field(default_factory=list)
+    log: list[fx.Effect] = field(default_factory=list)
+    engines: dict[int, Engine] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.core = Core(self.config, EPOCH, ARENA, self.random.randbytes)
+        self.next_process = 1
+
+    # --- running --------------------------------------------------------------------------
+
+    def step(self, ns: int = 1000) -> None:
+        self.now_ns += ns
+
+    def pump(self) -> None:
+        """Performs effects and slices of work until nothing is left to do at once."""
+        for _ in range(100_000):
+            more = self.core.work(self.now_ns)
+            if self.check:
+                self.core.check_integrity()
+            taken = self.core.take_effects()
+            for effect in taken:
+                self.perform(effect)
+            if not taken and not more:
+                break
+        else:
+            raise AssertionError("the core never comes to rest")
+        faults = self.core.take_faults()
+        assert not faults, faults[0]
+
+    def perform(self, effect: fx.Effect) -> None:
+        self.log.append(effect)
+        if isinstance(effect, fx.SendReply):
+            for engine in list(self.engines.values()):
+                engine.receive(effect)
+        elif isinstance(effect, fx.CreateExtent):
+            self._later(effect, self.auto_extents, self.create)
+        elif isinstance(effect, fx.OpenPool):
+            self._later(effect, self.auto_pools, self.open)
+        elif isinstance(effect, fx.ClosePool):
+            self._later(effect, self.auto_pools, self.close)
+        elif isinstance(effect, fx.StartCopy):
+            self.start_copy(effect)
+        elif isinstance(effect, fx.VoidRecords):
+            shadow = self.extents[effect.extent]
+            for slot in effect.slots.tolist():
+                shadow.records[slot] = None
+        elif isinstance(effect, fx.WriteRecords):
+            self.write_records(effect)
+        elif isinstance(effect, fx.RemoveExtent):
+            self.remove(effect.extent)
+        elif isinstance(effect, fx.GiveExtent):
+            self.engines[effect.process].given(effect)
+        elif isinstance(effect, fx.TakeExtent):
+            self.engines[effect.process].taken(effect)
+
+    def _later(self, effect: Any, at_once: bool, act: Callable[[Any], None]) -> None:
+        if at_once:
+            act(effect)
+        else:
+            self.pending.append(effect)
+
+    def create(self, effect: fx.CreateExtent, error: str | None = None) -> None:
+        geometry = effect.geometry
+        if error is None:
+            parts = geometry.chunk_blocks
+            self.extents[geometry.extent] = ExtentShadow(
+                geometry,
+                [[None] * parts for _ in range(geometry.num_slots)],
+                [None] * geometry.num_slots,
+            )
+        self.core.extent_created(geometry.extent, error, self.now_ns)
+
+    def open(self, effect: fx.OpenPool, error: str | None = None) -> None:
+        if error is None:
+            self.pools[effect.handle] = effect.process
+        self.core.pool_opened(effect.handle, error, self.now_ns)
+
+    def close(self, effect: fx.ClosePool) -> None:
+        assert not any(job.pool == effect.handle for job in self.jobs.values()), "closed in use"
+        del self.pools[effect.handle]
+        self.core.pool_closed(effect.handle, self.now_ns)
+
+    # --- copies and records ---------------------------------------------------------------
+
+    def targets(self, job: fx.StartCopy) -> list[tuple[int, int]]:
+        geometry = self.extents[job.extent].geometry
+        page = geometry.payload_bytes // geometry.chunk_blocks
+        where = [
+            divmod(offset - geometry.data_offset_bytes, geometry.slot_bytes)
+            for offset in job.targets.tolist()
+        ]
+        return [(slot, rest // page) for slot, rest in where]
+
+    def start_copy(self, job: fx.StartCopy) -> None:
+        shadow = self.extents[job.extent]
+        assert not shadow.removed, "a copy into a removed extent"
+        assert job.pool in self.pools, "a copy from a pool that is not open"
+        claimed = self.claimed()
+        for slot, part in self.targets(job):
+            assert shadow.records[slot] is None, "a copy over a published record"
+            assert (job.extent, slot) not in claimed, "a copy over what somebody reads"
+            shadow.content[slot][part] = "torn"
+        self.jobs[job.job] = job
+        if self.auto_copies:
+            self.finish(job.job)
+
+    def finish(self, number: int, error: str | None = None) -> None:
+        job = self.jobs.pop(number)  # type: ignore[call-overload]
+        shadow = self.extents[job.extent]
+        engine = self.engines[self.pools[job.pool]]
+        page = shadow.geometry.payload_bytes // shadow.geometry.chunk_blocks
+        for (slot, part), source in zip(self.targets(job), job.sources.tolist(), strict=True):
+            assert shadow.records[slot] is None, "published while it was copied"
+            if error is None:
+                shadow.content[slot][part] = engine.pages[source // page]
+        self.core.copy_done(job.job, error, self.now_ns)
+
+    def write_records(self, effect: fx.WriteRecords) -> None:
+        shadow = self.extents[effect.extent]
+        assert not shadow.removed
+        assert (checksums(np.ascontiguousarray(effect.records)) == effect.records["checksum"]).all()
+        for slot, row in zip(effect.slots.tolist(), effect.records, strict=True):
+            assert row["state"] == STATE_HELD
+            key, shard = bytes(row["key"]), int(row["shard"])
+            for part in shadow.content[slot]:
+                assert part == (key, shard), f"published {part} under {key!r}"
+            shadow.records[slot] = row.copy()
+
+    def remove(self, extent: int) -> None:
+        shadow = self.extents[extent]
+        assert not any(number == extent for number, _ in self.claimed()), "removed while read"
+        assert not any(job.extent == extent for job in self.jobs.values()), "removed while copied"
+        for engine in self.engines.values():
+            assert engine.dead or extent not in engine.mapped, "removed while mapped"
+        shadow.removed = True
+
+    def claimed(self) -> set[tuple[int, int]]:
+        return {
+            (claim.extent, claim.slot)
+            for engine in self.engines.values()
+            if not engine.dead
+            for claims in engine.claims.values()
+            for claim in claims
+        }
+
+    def check_claims(self) -> None:
+        """Whatever a live reader may read still has the bytes and the generation it was told."""
+        for engine in self.engines.values():
+            for claims in engine.claims.values() if not engine.dead else ():
+                for claim in claims:
+                    shadow = self.extents[claim.extent]
+                    assert not shadow.removed
+                    for part in shadow.content[claim.slot]:
+                        assert part == (claim.key, claim.shard), "bytes changed under a reader"
+
+    def engine(self, name: str = "a", rank: int = 0, pages: int = 256) -> Engine:
+        return Engine(self, name, rank, pages)
+
+
+class Engine:
+    """One process: one rank of one engine."""
+
+    def __init__(self, world: World, name: str, rank: int, pages: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.instance = InstanceId(name.encode().rjust(16, b"."))
+        self.process = fx.ProcessId(world.next_process)
+        world.next_process += 1
+        self.peer = fx.PeerId(b"\0" + self.process.to_bytes(4, "big"))
+        self.token = Token(world.random.randbytes(16))
+        self.client = ClientSession(self.instance)
+        self.replies: dict[int, Reply] = {}
+        self.num_replies: dict[int, int] = {}
+        self.pages: list[Label] = [None] * pages
+        self.pool = PoolId(world.random.randbytes(16))
+        self.session = 0
+        self.dead = False
+        self.mapped: set[int] = set()
+        self.to_map: list[int] = []
+        self.to_unmap: list[int] = []
+        self.claims: dict[bytes, list[Claim]] = {}
+        self.next_store = 1
+        world.engines[self.process] = self
+        world.core.process_joined(self.process, self.token, self.instance, world.now_ns)
+        self.space = namespace()
+        self.hello()
+
+    def hello(self) -> Reply:
+        seq, frame = self.client.hello(self.token)
+        self.world.core.request(self.peer, frame, self.world.now_ns)
+        self.world.pump()
+        return self.replies[seq]
+
+    # --- requests -------------------------------------------------------------------------
+
+    def send(self, body: m.Request, timeout_ns: int = 3600 * SECOND) -> int:
+        world = self.world
+        world.step()
+        seq, frame = self.client.request(body, world.now_ns, timeout_ns)
+        world.core.request(self.peer, frame, world.now_ns)
+        return seq
+
+    def ask(self, body: m.Request, timeout_ns: int = 3600 * SECOND) -> Any:
+        """Sends, lets the world come to rest, and returns the reply's body or raises."""
+        seq = self.send(body, timeout_ns)
+        self.world.pump()
+        return self.answer(seq)
+
+    def answer(self, seq: int) -> Any:
+        reply = self.replies[seq]
+        if reply.error is not None:
+            raise reply.error
+        return reply.body
+
+    def receive(self, effect: fx.SendReply) -> None:
+        if effect.peer != self.peer:
+            return
+        reply = self.client.receive(effect.frame, self.world.now_ns)
+        assert reply is not None, "a second reply, or one nobody asked for"
+        self.replies[reply.seq] = reply
+
+    def given(self, effect: fx.GiveExtent) -> None:
+        if self.dead:
+            return
+        self.to_map.append(effect.geometry.extent)
+        if self.world.auto_map and self.session:
+            self.report()
+
+    def taken(self, effect: fx.TakeExtent) -> None:
+        if self.dead:
+            return
+        self.to_unmap.append(effect.extent)
+        if self.world.auto_map:
+            self.report()
+
+    def report(self) -> None:
+        """Maps what was given and unmaps what was taken, and says so."""
+        mapped, unmapped = self.to_map, self.to_unmap
+        self.to_map, self.to_unmap = [], []
+        self.mapped |= set(mapped)
+        self.mapped -= set(unmapped)
+        self.send(
+            m.Mapped(
+                session=self.session,
+                mapped=np.array(mapped, "<u4").tobytes(),
+                unmapped=np.array(unmapped, "<u4").tobytes(),
+            )
+        )
+
+    def register_body(self, space: Namespace) -> m.RegisterKvCache:
+        self.space = space
+        shards = space.shards_of_rank(self.rank)
+        page_bytes = space.groups[0].page_bytes
+        assert all(group.page_bytes == page_bytes for group in space.groups)
+        size = page_bytes * len(self.pages)
+        region = Region(offset_bytes=0, size_bytes=page_bytes, stride_bytes=page_bytes)
+        return m.RegisterKvCache(
+            namespace=space,
+            rank=self.rank,
+            memory=MemfdMemory(pool=self.pool, size_bytes=size),
+            pools=tuple(
+                ShardPool(shard=shard, num_pages=len(self.pages), regions=(region,))
+                for shard in shards
+            ),
+        )
+
+    def register(self, space: Namespace, timeout_ns: int = 3600 * SECOND) -> int:
+        body = self.register_body(space)
+        size = body.memory.size_bytes if body.memory is not None else 0
+        self.world.core.pool_offered(self.process, self.pool, size)
+        reply = self.ask(body, timeout_ns)
+        self.session = reply.session
+        if self.world.auto_map:
+            self.report()
+            self.world.pump()
+        return self.session
+
+    def store_body(
+        self, keys: list[bytes], start: int = 0, stop: int | None = None, shard: int | None = None
+    ) -> m.Store:
+        stop = len(keys) if stop is None else stop
+        shard = self.space.shards_of_rank(self.rank)[0] if shard is None else shard
+        blocks = self.space.chunk_blocks
+        pages: list[int] = []
+        for key in keys[start:stop]:
+            for _ in range(blocks):
+                page = len(pages) % len(self.pages)
+                self.pages[page] = (key, shard)
+                pages.append(page)
+        assert len(pages) <= len(self.pages), "the test's pool is too small"
+        store, self.next_store = self.next_store, self.next_store + 1
+        return m.Store(
+            session=self.session,
+            store=store,
+            request=1,
+            shard=shard,
+            start=start,
+            parent=keys[start - 1] if start else b"",
+            keys=b"".join(keys[start:stop]),
+            pages=pack_pages(pages),
+        )
+
+    def store(self, keys: list[bytes], start: int = 0, shard: int | None = None) -> m.StoreReply:
+        body = self.store_body(keys, start, shard=shard)
+        reply: m.StoreReply = self.ask(body)
+        self.last_store = body.store
+        return reply
+
+    def commit(self, store: int, count: int) -> m.CommitReply:
+        reply: m.CommitReply = self.ask(m.Commit(session=self.session, store=store, count=count))
+        return reply
+
+    def save(self, keys: list[bytes], start: int = 0, shard: int | None = None) -> int:
+        """STORE and COMMIT; returns chunks held afterwards as far as this tells."""
+        done = start
+        reply = self.store(keys, start, shard)
+        done += reply.held
+        if reply.copied:
+            done += self.commit(self.last_store, reply.copied).published
+        return done
+
+    def lookup(self, keys: list[bytes], request: int = 1, start: int = 0) -> m.LookupReply:
+        reply: m.LookupReply = self.ask(
+            m.Lookup(
+                session=self.session, request=request, start=start, keys=b"".join(keys[start:])
+            )
+        )
+        return reply
+
+    def retrieve(self, keys: list[bytes], lease: bytes, start: int, count: int) -> NDArray[np.void]:
+        reply: m.RetrieveReply = self.ask(
+            m.Retrieve(session=self.session, lease=lease, start=start, count=count)
+        )
+        slots = unpack_slots(reply.slots, count, reply.num_shards)
+        self.claim(keys, lease, start, slots)
+        return slots
+
+    def claim(self, keys: list[bytes], lease: bytes, start: int, slots: NDArray[np.void]) -> None:
+        """Notes that every rank of this engine may read its shards, and checks them now."""
+        world = self.world
+        for engine in world.engines.values():
+            if engine.instance != self.instance or engine.dead:
+                continue
+            mine = engine.claims.setdefault(lease, [])
+            for number, row in enumerate(slots):
+                for shard in self.space.shards_of_rank(engine.rank):
+                    one = row[shard]
+                    if not one["extent"]:
+                        continue
+                    extent, slot = int(one["extent"]), int(one["slot"])
+                    record = world.extents[extent].records[slot]
+                    assert record is not None
+                    assert int(record["generation"]) == int(one["generation"])
+                    assert extent in engine.mapped, "offered what a reader has not mapped"
+                    key = keys[start + number]
+                    assert bytes(record["key"]) == key
+                    mine.append(Claim(key, shard, extent, slot, int(one["generation"])))
+        world.check_claims()
+
+    def release(self, lease: bytes, everyone: bool = False) -> m.Released:
+        self.claims.pop(lease, None)
+        if everyone:
+            for engine in self.world.engines.values():
+                if engine.instance == self.instance:
+                    engine.claims.pop(lease, None)
+        reply: m.Released = self.ask(
+            m.Release(session=self.session, lease=lease, all_readers=everyone)
+        )
+        return reply
+
+    def end(self, request: int = 1) -> m.Released:
+        reply: m.Released = self.ask(m.EndSession(session=self.session, request=request))
+        return reply
+
+    def die(self) -> None:
+        self.dead = True
+        self.claims.clear()
+        self.world.step()
+        self.world.core.process_exited(self.process, self.world.now_ns)
+        self.world.pump()
+
+    def error(self, body: m.Request) -> ErrorCode:
+        """The code a request is refused with."""
+        try:
+            self.ask(body)
+        except ReplyError as error:
+            return error.code
+        raise AssertionError("the request was accepted")
+
+
+def config(extents: int = 8, slots: int = 8, page_bytes: int = PAGE, **fields: Any) -> CoreConfig:
+    """An arena of so many extents of so many slots of one page."""
+    extent = 2 * PAGE + slots * page_bytes
+    return CoreConfig(arena_bytes=extents * extent, extent_bytes=extent, **fields)
