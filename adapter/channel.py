@@ -210,6 +210,18 @@ class Channel:
                 return ended
             self._dealer.wait(min(left_s, _LOOK_S))
 
+    def hand_over(self) -> None:
+        """Lets the next thread that calls own the channel; the present owner is done with it.
+
+        So a connection can be made while the engine starts, before the thread that will use it
+        exists. ZMQ allows it across a memory barrier, which starting a thread is.
+
+        Raises:
+            RuntimeError: called from a thread that is not the owner.
+        """
+        self._check_owner()
+        self._thread = None
+
     def close(self) -> None:
         """Closes the connection; what is in flight is lost. Idempotent."""
         if self._is_closed or self._pid != os.getpid():

@@ -31,7 +31,7 @@ from protocol.errors import (
 )
 from protocol.ids import LeaseId
 from protocol.layout import unpack_slots
-from protocol.messages import Body, Lookup, LookupReply, Request, Retrieve, RetrieveReply
+from protocol.messages import Body, Lookup, LookupReply, Ping, Request, Retrieve, RetrieveReply
 
 B = TypeVar("B", bound=Body)
 
@@ -103,6 +103,25 @@ class OfferDesk:
         self._budget = budget
         self._channel: Channel | None = None
         self._begin_s = 0.0
+
+    def connect(self, timeout_s: float) -> bool:
+        """Makes the connection ahead of the first question, for another thread to use.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            Whether the server answered.
+        """
+        if self._channel is None:
+            self._channel = self._link.open_channel()
+        try:
+            self._channel.call(Ping(), timeout_s)
+        except KvkeepError:
+            return False
+        finally:
+            self._channel.hand_over()
+        return True
 
     def ask(self, state: RequestState, window: LoadWindow, num_computed: int) -> Answer:
         """Looks a request up and retrieves what may be promised.

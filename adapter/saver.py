@@ -110,7 +110,7 @@ class Saver:
         Returns:
             True if so; the id then comes out of ``take_saved`` after ``finished`` named it.
         """
-        if self._link.joined is None:
+        if self._link.joined is None or self._link.is_breaker_open:
             return False
         with self._lock:
             return self._book.outstanding(key) and self._ledger.hold(request_id, num_pages)

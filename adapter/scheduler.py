@@ -56,10 +56,17 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
 
     def wait_for_initialization(self) -> None:
         """Gives the first registration a moment, so that the first requests are cached."""
-        running = self._engine.running
-        if running is not None and running.link.wait_joined(INITIALIZATION_S) is None:
+        try:
+            running = self._ready()
+            if running is None or self._desk is None:
+                return
+            if running.link.wait_joined(INITIALIZATION_S) is not None:
+                self._desk.connect(INITIALIZATION_S)
+                return
             why = running.link.refusal or f"no server at {self._engine.settings.server.url} yet"
             LOGGER.warning("kvkeep: starting uncached: %s", why)
+        except Exception as error:  # noqa: BLE001 - the engine starts uncached
+            self._swallowed("initialization", error)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

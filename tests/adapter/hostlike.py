@@ -14,7 +14,7 @@ import numpy as np
 
 from adapter.identity import Geometry
 from adapter.promises import Offer
-from adapter.requeststate import RequestFacts
+from adapter.requeststate import RequestFacts, RequestState
 from protocol.ids import Epoch, LeaseId
 from protocol.keys import MediaItem, ReuseScope
 from protocol.layout import SLOT_DTYPE
@@ -122,3 +122,8 @@ def offer(geo: Geometry, start_tokens: int, end_tokens: int, lease: bytes = b"l"
     slots = np.zeros((stop - first, 1), dtype=SLOT_DTYPE)
     slots["slot"][:, 0] = np.arange(first, stop)
     return Offer(LeaseId(lease), EPOCH, first, slots, start_tokens, end_tokens)
+
+
+def standing(state: RequestState) -> Offer | None:
+    """The offer now; through a call, so that type checkers do not assume it unchanged."""
+    return state.offer

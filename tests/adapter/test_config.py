@@ -77,7 +77,7 @@ def test_connector_config_refuses_an_odd_url() -> None:
 
 
 class WithUrl:
-    model_fields = ("connector_module", "server_url")
+    model_fields: tuple[str, ...] = ("connector_module", "server_url")
 
     def __init__(self, **names: str) -> None:
         self.names = names

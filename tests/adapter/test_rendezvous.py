@@ -65,7 +65,7 @@ def test_a_second_engine_with_the_same_arguments_is_another_one() -> None:
 def test_the_registry_is_weak() -> None:
     place, args = Rendezvous(), EqualArgs()
     members = [join(place, args, "scheduler"), join(place, args, "worker")]
-    gone = weakref.ref(members[0].party)  # type: ignore[arg-type]
+    gone = weakref.ref(members[0].party)
     assert len(place) == 1
     members.clear()
     gc.collect()

@@ -10,7 +10,7 @@ from adapter.metadata import ConnectorMetadata
 from adapter.reports import build_metadata
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
-from tests.adapter.hostlike import Output, Report, facts, geometry, offer, tokens
+from tests.adapter.hostlike import Output, Report, facts, geometry, offer, standing, tokens
 
 PROMPT = tokens(21)
 
@@ -92,7 +92,7 @@ def test_a_promise_becomes_a_load() -> None:
     assert metadata.failure == ""
     assert metadata.names == ()
     assert metadata.valid_chunks.tolist() == [5]
-    assert state.offer is None
+    assert standing(state) is None
     assert table.take_returns().releases == []  # the workers give it back
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from adapter.requests import EXPIRE_ITERATIONS, EXPIRE_S, RequestTable
 from protocol.keys import ReuseScope
-from tests.adapter.hostlike import facts, geometry, offer, tokens
+from tests.adapter.hostlike import facts, geometry, offer, standing, tokens
 
 PROMPT = tokens(40)
 
@@ -50,13 +50,13 @@ def test_growing_device_matches_keep_the_end_and_return_the_rest(
     state = table.admit(facts(1, PROMPT), 1, 0.0)
     state.offer = offer(geo, 0, 36)
     for matched in sorted(matches):
-        before = state.offer
+        before = standing(state)
         answer = table.narrow(state, matched)
         if before is None:
             assert answer == 0
         elif matched % 4 or matched >= 36:
             assert answer == 0
-            assert state.offer is None
+            assert standing(state) is None
         else:
             assert matched + answer == 36
             assert state.offer is not None
@@ -80,7 +80,7 @@ def test_a_smaller_device_match_asks_anew() -> None:
     state = table.admit(facts(1, PROMPT), 1, 0.0)
     state.offer = offer(geometry(), 8, 36)
     assert table.narrow(state, 4) == 0
-    assert state.offer is None
+    assert standing(state) is None
     assert len(table.take_returns().releases) == 1
 
 

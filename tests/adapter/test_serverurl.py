@@ -87,7 +87,7 @@ def test_flat_yaml_without_a_library() -> None:
         "# comment: x\nserver_url: ipc:///a#b  # trailing\nquoted: 'a # b'\nnone: ~\nempty:\n"
         '  nested: 1\nno colon\nurl:notakey\n"\n'
     )
-    assert read_flat_yaml(text, no_yaml) == {  # type: ignore[arg-type]
+    assert read_flat_yaml(text, no_yaml) == {
         "server_url": "ipc:///a#b",
         "quoted": "a # b",
         "none": None,
