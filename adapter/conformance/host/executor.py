@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 from adapter.conformance.host.allocator import BlockAllocator
@@ -23,10 +22,10 @@ from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
 from adapter.conformance.host.errors import ExecutorDiedError, ForwardFailedError
 from adapter.conformance.host.finishing import Finisher, InFlight
-from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.inbox import Command, Inbox
+from adapter.conformance.host.launching import Launcher
 from adapter.conformance.host.options import HostOptions
-from adapter.conformance.host.reports import Batch, DeltaReporter, Scheduled
+from adapter.conformance.host.reports import Batch, DeltaReporter
 from adapter.conformance.host.requests import HostRequest, Phase
 from adapter.conformance.host.scheduling import BatchScheduler
 from adapter.conformance.host.transfers import TransferLedger
@@ -55,12 +54,11 @@ class Executor:
         options: HostOptions,
     ) -> None:
         self.num_iterations = 0
-        self.num_forwards = 0
-        self.num_computed_tokens = 0
         self.error: BaseException | None = None
         self.ledger = TransferLedger()
         self._scheduler = scheduler
         self._allocator = allocator
+        self._launcher = Launcher(device, allocator, port, options)
         self._port = port
         self._device = device
         self._options = options
@@ -72,6 +70,16 @@ class Executor:
         self._previous: InFlight | None = None
         self._error_budget = options.error_budget
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards launched."""
+        return self._launcher.num_forwards
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens run through forwards."""
+        return self._launcher.num_computed_tokens
 
     def start(self) -> None:
         """Start the thread; from here on every hook runs on it."""
@@ -155,10 +163,10 @@ class Executor:
             launched = self._forward(batch)
         if self._options.overlap:
             self.finisher.scan(self._previous)
-            self._sample(launched)
+            self._launcher.sample(launched)
             self._previous = launched
         else:
-            self._sample(launched)
+            self._launcher.sample(launched)
             self.finisher.scan(launched)
         cancelled, self._cancelled = self._cancelled, []
         self.finisher.cancel(cancelled, "was cancelled")
@@ -188,64 +196,15 @@ class Executor:
         self._port.start_load(self._device.main, has_load=batch.has_load)
 
     def _forward(self, batch: Batch) -> InFlight | None:
-        entries = [self._entry(scheduled) for scheduled in batch.entries]
-        graph = self._options.cuda_graphs and all(e.num_tokens == 1 for e in entries)
         requests = [scheduled.request for scheduled in batch.entries]
         try:
             self._probe("forward", requests)
-            self._device.launch(entries, self._port, layer_hooks=not graph, has_load=batch.has_load)
-            self._port.wait_for_save(self._device.main)
+            in_flight = self._launcher.launch(batch)
         except Exception as error:  # noqa: BLE001 - whatever a forward or hook raises
             self._fail_active(error)
             return None
         self._probe("launched", requests)
-        self.num_forwards += 1
-        return self._advance(batch.entries, entries)
-
-    def _entry(self, scheduled: Scheduled) -> ForwardEntry:
-        request, end = scheduled.request, scheduled.start + scheduled.num_tokens
-        tokens: Sequence[int] | TokenCell = request.last_cell or ()
-        if scheduled.is_context:
-            tokens = request.params.prompt[scheduled.start : end]
-        return ForwardEntry(
-            start=scheduled.start,
-            num_tokens=scheduled.num_tokens,
-            tokens=tokens,
-            block_ids=tuple(request.blocks),
-            wants_sample=end >= request.prompt_len,
-            first=scheduled.first_forward,
-            memo=request.memo,
-        )
-
-    def _advance(self, scheduled: list[Scheduled], entries: list[ForwardEntry]) -> InFlight:
-        in_flight = InFlight()
-        for part, entry in zip(scheduled, entries, strict=True):
-            request = part.request
-            request.forwards_seen = True
-            self.num_computed_tokens += part.num_tokens
-            if part.is_context:
-                request.cursor += part.num_tokens
-            if not entry.wants_sample:
-                continue
-            if part.is_context:
-                request.phase = Phase.GENERATION
-                self._store_prompt(request)
-            request.num_issued += 1
-            request.last_cell = TokenCell()
-            in_flight.samples.append((request, entry, request.last_cell))
         return in_flight
-
-    def _store_prompt(self, request: HostRequest) -> None:
-        size = self._allocator.tokens_per_block
-        full = request.prompt_len - request.prompt_len % size
-        scope = request.params.reuse_scope()
-        self._allocator.store(scope, request.params.prompt[:full], request.blocks)
-
-    def _sample(self, launched: InFlight | None) -> None:
-        if launched is not None:
-            entries = [entry for _, entry, _ in launched.samples]
-            cells = [cell for _, _, cell in launched.samples]
-            launched.sampled = self._device.sample(entries, cells)
 
     def _fail_active(self, error: Exception) -> None:
         self._error_budget -= 1

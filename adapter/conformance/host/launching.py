@@ -1,0 +1,112 @@
+"""From a batch to a forward in flight, and what its launch makes true.
+
+Steps 11 and 12 of host contract §5, and the bookkeeping the host does while the
+forward still runs: cursors move, prompts become matchable, samples get a place to
+go to. All of it is safe because later forwards queue behind this one on X.
+
+Must not know: scheduling, how requests end. Executor thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.device import Device
+from adapter.conformance.host.finishing import InFlight
+from adapter.conformance.host.forward import ForwardEntry, TokenCell
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.reports import Batch, Scheduled
+from adapter.conformance.host.requests import HostRequest, Phase
+
+
+class Launcher:
+    """Launches forwards and queues their samples.
+
+    Args:
+        device: Streams and pool.
+        allocator: Learns which prompts are computed.
+        port: The connector's layer hooks, callable and ``wait_for_save``.
+        options: Version switches.
+
+    Attributes:
+        num_forwards: Forwards launched.
+        num_computed_tokens: Tokens run through them.
+    """
+
+    def __init__(
+        self, device: Device, allocator: BlockAllocator, port: ConnectorPort, options: HostOptions
+    ) -> None:
+        self.num_forwards = 0
+        self.num_computed_tokens = 0
+        self._device = device
+        self._allocator = allocator
+        self._port = port
+        self._options = options
+
+    def launch(self, batch: Batch) -> InFlight:
+        """Queue a batch's forward and let the connector save behind it.
+
+        Args:
+            batch: At least one entry.
+
+        Returns:
+            The forward in flight; no sample is queued yet.
+
+        Raises:
+            Exception: Whatever a layer hook, the callable or ``wait_for_save``
+                raises; the batch's requests have not moved then.
+        """
+        entries = [self._entry(scheduled) for scheduled in batch.entries]
+        graph = self._options.cuda_graphs and all(entry.num_tokens == 1 for entry in entries)
+        self._device.launch(entries, self._port, layer_hooks=not graph, has_load=batch.has_load)
+        self._port.wait_for_save(self._device.main)
+        self.num_forwards += 1
+        return self._advance(batch.entries, entries)
+
+    def sample(self, in_flight: InFlight | None) -> None:
+        """Queue the samples of a forward on M; None is no forward."""
+        if in_flight is not None:
+            entries = [entry for _, entry, _ in in_flight.samples]
+            cells = [cell for _, _, cell in in_flight.samples]
+            in_flight.sampled = self._device.sample(entries, cells)
+
+    def _entry(self, scheduled: Scheduled) -> ForwardEntry:
+        request, end = scheduled.request, scheduled.start + scheduled.num_tokens
+        tokens: Sequence[int] | TokenCell = request.last_cell or ()
+        if scheduled.is_context:
+            tokens = request.params.prompt[scheduled.start : end]
+        return ForwardEntry(
+            start=scheduled.start,
+            num_tokens=scheduled.num_tokens,
+            tokens=tokens,
+            block_ids=tuple(request.blocks),
+            wants_sample=end >= request.prompt_len,
+            first=scheduled.first_forward,
+            memo=request.memo,
+        )
+
+    def _advance(self, scheduled: list[Scheduled], entries: list[ForwardEntry]) -> InFlight:
+        in_flight = InFlight()
+        for part, entry in zip(scheduled, entries, strict=True):
+            request = part.request
+            request.forwards_seen = True
+            self.num_computed_tokens += part.num_tokens
+            if part.is_context:
+                request.cursor += part.num_tokens
+            if not entry.wants_sample:
+                continue
+            if part.is_context:
+                request.phase = Phase.GENERATION
+                self._store_prompt(request)
+            request.num_issued += 1
+            request.last_cell = TokenCell()
+            in_flight.samples.append((request, entry, request.last_cell))
+        return in_flight
+
+    def _store_prompt(self, request: HostRequest) -> None:
+        size = self._allocator.tokens_per_block
+        full = request.prompt_len - request.prompt_len % size
+        scope = request.params.reuse_scope()
+        self._allocator.store(scope, request.params.prompt[:full], request.blocks)
