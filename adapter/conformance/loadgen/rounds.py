@@ -26,11 +26,12 @@ from protocol.ids import ExtentId
 Progress = Callable[[int, int], None]
 
 
-def run_rounds(engine: Engine, order: Rounds, progress: Progress) -> dict[str, Any]:
+def run_rounds(engine: Engine, reader: Reader, order: Rounds, progress: Progress) -> dict[str, Any]:
     """Carries out a ``Rounds`` order.
 
     Args:
         engine: registered, with a scratch file.
+        reader: of this engine.
         order: how many of what.
         progress: told after each round.
 
@@ -42,17 +43,13 @@ def run_rounds(engine: Engine, order: Rounds, progress: Progress) -> dict[str, A
     """
     random = np.random.default_rng(order.seed)
     times: dict[str, list[float]] = {}
-    reader = Reader(engine)
-    try:
-        # The first round warms what is still cold and is not counted.
-        _round(engine, order, reader, random, {})
-        loop = Meter(order.pid, order.pid)
-        for number in range(order.rounds):
-            _round(engine, order, reader, random, times)
-            progress(number + 1, order.rounds)
-        share = loop.read()
-    finally:
-        reader.close()
+    # The first round warms what is still cold and is not counted.
+    _round(engine, order, reader, random, {})
+    loop = Meter(order.pid, order.pid)
+    for number in range(order.rounds):
+        _round(engine, order, reader, random, times)
+        progress(number + 1, order.rounds)
+    share = loop.read()
     num_bytes = order.num_requests * order.pages_per_request * engine.page_bytes
     return {"seconds": times, "num_bytes": num_bytes, "loop_share": share}
 
@@ -137,11 +134,12 @@ def _check(stamps: Stamps, prompts: Sequence[Prompt]) -> None:
         raise LoadgenError(f"{wrong} of {pages.size} pages came back with other bytes")
 
 
-def run_fill(engine: Engine, order: Fill, progress: Progress) -> dict[str, Any]:
+def run_fill(engine: Engine, reader: Reader, order: Fill, progress: Progress) -> dict[str, Any]:
     """Carries out a ``Fill`` order: each slot is written, and read, for the first time.
 
     Args:
         engine: registered a moment ago.
+        reader: of this engine.
         order: how much.
         progress: told after each request.
 
@@ -163,14 +161,10 @@ def run_fill(engine: Engine, order: Fill, progress: Progress) -> dict[str, Any]:
         progress(number + 1, 2 * order.num_requests)
     fill_s = time.perf_counter() - began
     share = loop.read()
-    reader = Reader(engine)
-    try:
-        for number, prompt in enumerate(prompts):
-            _cold_copies(engine, prompt, Path(order.scratch_dir), times)
-            _first_read(engine, reader, prompt, stamps, times)
-            progress(order.num_requests + number + 1, 2 * order.num_requests)
-    finally:
-        reader.close()
+    for number, prompt in enumerate(prompts):
+        _cold_copies(engine, prompt, Path(order.scratch_dir), times)
+        _first_read(engine, reader, prompt, stamps, times)
+        progress(order.num_requests + number + 1, 2 * order.num_requests)
     engine.clear()
     num_bytes = order.pages_per_request * engine.page_bytes
     return {"seconds": times, "num_bytes": num_bytes, "fill_s": fill_s, "loop_share": share}

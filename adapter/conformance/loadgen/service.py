@@ -16,6 +16,7 @@ from adapter.conformance.loadgen.engine import Engine, LoadgenError
 from adapter.conformance.loadgen.flood import run_flood
 from adapter.conformance.loadgen.latency import run_lookup, run_ping
 from adapter.conformance.loadgen.rounds import run_fill, run_rounds
+from adapter.conformance.loadgen.transfers import Reader
 from protocol.errors import KvkeepError
 
 _MAX_LINE_BYTES = 1 << 16
@@ -36,6 +37,7 @@ class Service:
         self._out = out
         self._buffer = b""
         self._engine: Engine | None = None
+        self._reader: Reader | None = None
         self._said_s = 0.0
 
     def run(self) -> None:
@@ -44,6 +46,8 @@ class Service:
             while (line := self._next_line()) is not None:
                 self._say(self._answer(line))
         finally:
+            if self._reader is not None:
+                self._reader.close()
             if self._engine is not None:
                 self._engine.link.close(1.0)
 
@@ -58,11 +62,12 @@ class Service:
             return {"answered_ns": probe.first_answer_ns(order.url, order.timeout_s)}
         if isinstance(order, orders.Join):
             return self._join(order)
-        engine = self._engine
-        if engine is None:
+        engine, reader = self._engine, self._reader
+        if engine is None or reader is None:
             raise LoadgenError("the first order must be join")
         if isinstance(order, orders.Leave):
-            self._engine = None
+            self._engine = self._reader = None
+            reader.close()
             engine.leave()
             return {}
         if isinstance(order, orders.Ping):
@@ -70,9 +75,9 @@ class Service:
         if isinstance(order, orders.Lookup):
             return run_lookup(engine, order, self._progress)
         if isinstance(order, orders.Fill):
-            return run_fill(engine, order, self._progress)
+            return run_fill(engine, reader, order, self._progress)
         if isinstance(order, orders.Rounds):
-            return run_rounds(engine, order, self._progress)
+            return run_rounds(engine, reader, order, self._progress)
         return run_flood(engine, order, self._progress, self._has_line)
 
     def _join(self, order: orders.Join) -> dict[str, Any]:
@@ -80,6 +85,7 @@ class Service:
             raise LoadgenError("joined already")
         began = time.monotonic()
         self._engine = Engine.join(order)
+        self._reader = Reader(self._engine)
         return {"join_s": time.monotonic() - began}
 
     def _progress(self, done: int, of: int) -> None:

@@ -191,7 +191,11 @@ def wait_mapped(engine: Engine, prompts: Iterable[Prompt]) -> list[Leased]:
 
 
 class Reader:
-    """Retrieves requests; keeps its two further threads and their channels from round to round."""
+    """Retrieves requests; keeps its two further threads and their channels from round to round.
+
+    One for an engine's whole life: the server takes eight connections of a process, and cannot know
+    which of them were closed.
+    """
 
     def __init__(self, engine: Engine) -> None:
         """Starts the threads.

@@ -8,6 +8,7 @@ import pytest
 
 from adapter.conformance.loadgen.engine import Engine
 from adapter.conformance.loadgen.orders import Join
+from adapter.conformance.loadgen.transfers import Reader
 from tests.wire.process import ServerProcess
 
 PAGE_BYTES = 64 << 10
@@ -48,3 +49,12 @@ def engine(
         yield joined
     finally:
         joined.leave()
+
+
+@pytest.fixture
+def reader(engine: Engine) -> Iterator[Reader]:
+    made = Reader(engine)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -21,9 +21,11 @@ def order(server: ServerProcess) -> Rounds:
     return Rounds(rounds=3, num_requests=4, pages_per_request=8, pid=server.pid, seed=1)
 
 
-def test_rounds_time_every_method_once_each(engine: Engine, server: ServerProcess) -> None:
+def test_rounds_time_every_method_once_each(
+    engine: Engine, reader: Reader, server: ServerProcess
+) -> None:
     steps: list[tuple[int, int]] = []
-    found = run_rounds(engine, order(server), lambda done, of: steps.append((done, of)))
+    found = run_rounds(engine, reader, order(server), lambda done, of: steps.append((done, of)))
     assert found["seconds"].keys() == METHODS
     assert all(len(times) == 3 and min(times) > 0 for times in found["seconds"].values())
     assert found["num_bytes"] == 32 * PAGE_BYTES
@@ -32,19 +34,22 @@ def test_rounds_time_every_method_once_each(engine: Engine, server: ServerProces
 
 
 def test_pages_that_do_not_come_back_fail_the_round(
-    engine: Engine, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, reader: Reader, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A reader that loads nothing is fast and must not pass.
     monkeypatch.setattr(Reader, "retrieve_s", lambda self, prompts: 0.001)
     for name in memcpy.METHODS:
         monkeypatch.setitem(memcpy.METHODS, name, lambda route: 0.001)
     with pytest.raises(LoadgenError, match="32 of 32 pages came back with other bytes"):
-        run_rounds(engine, order(server), lambda done, of: None)
+        run_rounds(engine, reader, order(server), lambda done, of: None)
 
 
-def test_fill_touches_new_slots(engine: Engine, server: ServerProcess, scratch_dir: Path) -> None:
+def test_fill_touches_new_slots(
+    engine: Engine, reader: Reader, server: ServerProcess, scratch_dir: Path
+) -> None:
     found = run_fill(
         engine,
+        reader,
         Fill(
             num_requests=4,
             pages_per_request=8,

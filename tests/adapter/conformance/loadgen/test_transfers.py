@@ -9,7 +9,7 @@ from adapter.conformance.loadgen.transfers import Reader, give_back, lease, stor
 from protocol.messages import Lookup, LookupReply
 
 
-def test_what_was_stored_comes_back(engine: Engine) -> None:
+def test_what_was_stored_comes_back(engine: Engine, reader: Reader) -> None:
     random = np.random.default_rng(1)
     stamps = Stamps.put(engine.pool.view, engine.page_bytes, random)
     prompts = engine.prompts(6, 8, random)
@@ -18,11 +18,7 @@ def test_what_was_stored_comes_back(engine: Engine) -> None:
     places = {(int(s["extent"]), int(s["slot"])) for one in where for s in one.slots}
     assert len(places) == 48
     stamps.wipe()
-    reader = Reader(engine)
-    try:
-        assert reader.retrieve_s(prompts) > 0
-    finally:
-        reader.close()
+    assert reader.retrieve_s(prompts) > 0
     assert stamps.wrong(np.concatenate([prompt.pages for prompt in prompts])) == 0
     assert stamps.wrong(np.arange(engine.num_pages, dtype=np.int32)) == engine.num_pages - 48
 
@@ -35,17 +31,15 @@ def test_a_store_of_what_is_there_already_is_an_error(engine: Engine) -> None:
         store_s(engine, again)
 
 
-def test_an_unknown_request_is_an_error_and_ends_all_threads(engine: Engine) -> None:
+def test_an_unknown_request_is_an_error_and_ends_all_threads(
+    engine: Engine, reader: Reader
+) -> None:
     stored, missing = engine.prompts(2, 4, np.random.default_rng(3))
     store_s(engine, [stored])
     wait_mapped(engine, [stored])
-    reader = Reader(engine)
-    try:
-        with pytest.raises(LoadgenError, match="LOOKUP of 4 blocks"):
-            reader.retrieve_s([stored, missing])
-        assert reader.retrieve_s([stored]) > 0, "it can be used on"
-    finally:
-        reader.close()
+    with pytest.raises(LoadgenError, match="LOOKUP of 4 blocks"):
+        reader.retrieve_s([stored, missing])
+    assert reader.retrieve_s([stored]) > 0, "it can be used on"
 
 
 def test_leases_are_given_back(engine: Engine) -> None:
