@@ -52,7 +52,6 @@ class Descriptor:
         if is_last:
             os.close(self.fd)
 
-    @property
     def is_open(self) -> bool:
         """Whether somebody owns it."""
         return self._owners > 0

@@ -11,7 +11,6 @@ messages are refused when they end.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterable
 
@@ -123,9 +122,6 @@ class Loop:
 
     def run(self) -> None:
         """Serves until drained after DrainAsked."""
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
         while not self._is_over():
             self._turn()
 

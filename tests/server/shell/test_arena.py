@@ -1,0 +1,77 @@
+"""The arena's directory: private, locked, emptied of what a dead server left."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError, ErrorCode
+from server.shell import arena as arenas
+from server.shell import extents
+from server.shell.arena import Arena
+from tests.server.shell.geometry import make_geometry
+
+
+def test_it_is_private_locked_and_gone_afterwards(shm_dir: Path) -> None:
+    path = shm_dir / "a"
+    arena = Arena(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert (path / "arena").read_text().strip() == arena.id.hex()
+    with pytest.raises(ConfigError, match="in use by pid") as caught:
+        Arena(str(path))
+    assert caught.value.code == ErrorCode.ENDPOINT_IN_USE
+    assert arena.free_bytes() > 0
+    extents.create(str(path), make_geometry(), arena.id).close()
+    arena.close()
+    assert not path.exists()
+
+
+def test_extents_of_a_dead_server_go_and_the_id_changes(shm_dir: Path) -> None:
+    path = shm_dir / "a"
+    first = Arena(str(path))
+    extents.create(str(path), make_geometry(), first.id).close()
+    (path / "note").write_text("somebody's")
+    first._lock.release()  # as the kernel does when its process is gone
+    second = Arena(str(path))
+    assert second.num_discarded == 1
+    assert second.id != first.id
+    second.close()
+    assert [left.name for left in path.iterdir()] == ["note"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_a_directory_that_others_may_write_in_is_refused(shm_dir: Path, mode: int) -> None:
+    path = shm_dir / "a"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="writable by nobody else"):
+        Arena(str(path))
+
+
+def test_a_file_or_a_link_in_its_place_is_refused(shm_dir: Path) -> None:
+    (shm_dir / "file").write_text("")
+    (shm_dir / "real").mkdir(mode=0o700)
+    (shm_dir / "link").symlink_to(shm_dir / "real")
+    for name in ("file", "link"):
+        with pytest.raises(ConfigError, match="no directory"):
+            Arena(str(shm_dir / name))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Arena(str(shm_dir / "missing" / "a"))
+
+
+def test_a_directory_that_others_may_read_is_kept(shm_dir: Path) -> None:
+    path = shm_dir / "a"
+    path.mkdir()
+    path.chmod(0o755)
+    arena = Arena(str(path))
+    arena.close()
+    assert list(path.iterdir()) == []
+
+
+def test_two_endpoints_of_one_user_have_two_arenas() -> None:
+    one = arenas.default_directory("ipc:///a", 7)
+    assert one.startswith("/dev/shm/kvkeep-7-")
+    assert one != arenas.default_directory("ipc:///b", 7)
+    assert one == arenas.default_directory("ipc:///a", 7)

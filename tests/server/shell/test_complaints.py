@@ -1,0 +1,30 @@
+"""Everything is counted, little is logged."""
+
+import logging
+
+import pytest
+
+from server.shell.complaints import Complaints
+
+
+def test_each_kind_is_logged_once_per_interval_and_always_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    complaints = Complaints(interval_s=3600)
+    with caplog.at_level(logging.WARNING, "kvkeep.server"):
+        for number in range(1000):
+            complaints.note("a", f"event {number}")
+        complaints.note("b", "another")
+    assert complaints.counts() == {"a": 1000, "b": 1}
+    assert [record.getMessage() for record in caplog.records] == ["a: event 0", "b: another"]
+
+
+def test_the_next_line_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(interval_s=3600)
+    with caplog.at_level(logging.WARNING, "kvkeep.server"):
+        for _ in range(4):
+            complaints.note("a", "x")
+        complaints._next_ns.clear()  # the interval is over
+        complaints.note("a", "y", ValueError("why"))
+    assert "3 more" in caplog.records[1].getMessage()
+    assert caplog.records[1].exc_info is not None

@@ -1,0 +1,88 @@
+"""The listening socket: private, replaced when stale, calm when descriptors run out."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from protocol import side
+from protocol.errors import ConfigError, ErrorCode, RequestError
+from server.shell import door
+from server.shell.door import Door, error_packet
+
+
+def connect(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.settimeout(10)
+    client.connect(str(path))
+    return client
+
+
+def test_it_is_for_its_user_alone_and_replaces_a_stale_one(short_dir: Path) -> None:
+    path = short_dir / "s"
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stale.bind(str(path))
+    stale.close()
+    made = Door(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert made.admit(0) is None
+    with connect(path):
+        admitted = made.admit(0)
+        assert admitted is not None
+        connection, pidfd = admitted
+        assert not connection.getblocking()
+        connection.close()
+        os.close(pidfd)
+    made.close()
+    assert not path.exists()
+
+
+def test_one_process_too_many_is_told_why(short_dir: Path) -> None:
+    made = Door(str(short_dir / "s"))
+    with connect(short_dir / "s") as client:
+        assert made.admit(door.MAX_PEERS) is None
+        answer = side.unpack_from_server(client.recv(4096))
+        assert isinstance(answer, side.SideError)
+        assert answer.code == ErrorCode.LIMIT_EXCEEDED
+        assert client.recv(4096) == b""
+    made.close()
+
+
+def test_out_of_descriptors_it_pauses(short_dir: Path) -> None:
+    made = Door(str(short_dir / "s"))
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connect(short_dir / "s"):
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        held: list[int] = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, old[1]))
+            with pytest.raises(OSError, match="open files"):
+                held.extend(os.memfd_create("x") for _ in range(highest + 9))
+            assert made.admit(0) is None
+            assert made.closed_until_ns > 0
+        finally:
+            for fd in held:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, old)
+        admitted = made.admit(0)
+        assert admitted is not None
+        admitted[0].close()
+        os.close(admitted[1])
+    made.close()
+
+
+def test_a_path_that_cannot_be_made_is_a_config_error(short_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be made"):
+        Door(str(short_dir / "missing" / "s"))
+
+
+def test_an_error_packet_fits_whatever_its_text() -> None:
+    packet = error_packet(RequestError(ErrorCode.POOL_INVALID, "ü" * 5000), b"p" * 16)
+    answer = side.unpack_from_server(packet)
+    assert isinstance(answer, side.SideError)
+    assert answer.pool == b"p" * 16

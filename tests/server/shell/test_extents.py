@@ -1,0 +1,155 @@
+"""Extent files: whole or not there, read-only to the outside, records void before they change."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.extents import (
+    RECORD_DTYPE,
+    RECORDS_OFFSET_BYTES,
+    checksums,
+    unpack_header,
+)
+from protocol.ids import ArenaId
+from server.shell import extents
+from server.shell.extents import Allocator, ExtentFile
+from server.shell.reports import ExtentCreated
+from tests.server.shell.geometry import make_geometry
+from tests.server.shell.reporting import Reports
+from tests.wire.process import wait_until
+
+ARENA = ArenaId(b"a" * 16)
+
+
+def file_of(report: ExtentCreated) -> ExtentFile:
+    assert report.error is None
+    assert report.file is not None
+    return report.file
+
+
+def on_disk(file: ExtentFile) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    raw = os.pread(file.readable.fd, file.geometry.num_slots * 128, RECORDS_OFFSET_BYTES)
+    return np.frombuffer(raw, dtype=RECORD_DTYPE)
+
+
+def test_a_new_file_is_headed_allocated_void_and_read_only(shm_dir: Path) -> None:
+    geometry = make_geometry()
+    file = extents.create(str(shm_dir), geometry, ARENA)
+    path = Path(file.path)
+    assert unpack_header(path.read_bytes()[:128]) == (geometry, ARENA)
+    found = path.stat()
+    assert found.st_size == geometry.file_bytes
+    assert found.st_blocks * 512 >= geometry.file_bytes
+    assert stat.S_IMODE(found.st_mode) == 0o400
+    assert not on_disk(file)["checksum"].any()
+    with pytest.raises(PermissionError):
+        mmap.mmap(file.readable.fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    mmap.mmap(file.writable.fd, 4096).close()
+    file.close()
+    assert not file.writable.is_open()
+    assert not file.readable.is_open()
+
+
+def test_an_id_is_not_used_twice(shm_dir: Path) -> None:
+    file = extents.create(str(shm_dir), make_geometry(), ARENA)
+    before = Path(file.path).read_bytes()
+    with pytest.raises(FileExistsError):
+        extents.create(str(shm_dir), make_geometry(), ARENA)
+    assert Path(file.path).read_bytes() == before
+    file.close()
+
+
+def test_records_are_written_and_voided_slot_by_slot(shm_dir: Path) -> None:
+    file = extents.create(str(shm_dir), make_geometry(), ARENA)
+    slots = np.array([5, 1, 9], dtype=np.uint32)
+    rows = np.zeros(3, dtype=RECORD_DTYPE)
+    rows["key"] = [np.void(bytes([n]) * 16) for n in (5, 1, 9)]
+    rows["generation"] = [50, 10, 90]
+    rows["checksum"] = checksums(rows)
+    file.write(slots, rows)
+    stored = on_disk(file)
+    assert np.array_equal(stored[slots], rows)
+    assert np.array_equal(checksums(stored[slots]), stored["checksum"][slots])
+    assert np.count_nonzero(stored["checksum"]) == 3
+    file.void(slots[:2])
+    stored = on_disk(file)
+    assert stored["checksum"][[5, 1]].tolist() == [0, 0]
+    assert stored["checksum"][9] == rows["checksum"][2]
+    file.close()
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    with Reports() as made:
+        yield made
+
+
+def test_the_thread_creates_and_removes_in_order(shm_dir: Path, reports: Reports) -> None:
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
+    allocator.start()
+    for extent in (1, 2, 3):
+        allocator.create(make_geometry(extent))
+    files = [file_of(reports.wait_for(ExtentCreated)) for _ in range(3)]
+    assert [file.geometry.extent for file in files] == [1, 2, 3]
+    allocator.remove(files[1])
+    assert wait_until(lambda: not files[1].writable.is_open())
+    assert sorted(path.name for path in shm_dir.iterdir()) == [
+        "00000001.extent",
+        "00000003.extent",
+    ]
+    assert allocator.stop(5)
+    files[0].close()
+    files[2].close()
+
+
+def test_a_removed_file_keeps_its_bytes_for_who_maps_it(shm_dir: Path, reports: Reports) -> None:
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
+    allocator.start()
+    allocator.create(make_geometry())
+    file = file_of(reports.wait_for(ExtentCreated))
+    os.pwrite(file.writable.fd, b"payload", file.geometry.slot_offset_bytes(3))
+    view = mmap.mmap(file.readable.fd, file.geometry.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    allocator.remove(file)
+    assert allocator.stop(5)
+    assert list(shm_dir.iterdir()) == []
+    begin = file.geometry.slot_offset_bytes(3)
+    assert view[begin : begin + 7] == b"payload"
+    view.close()
+
+
+def test_a_full_file_system_is_an_error_of_that_extent(short_dir: Path, reports: Reports) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = str(short_dir).encode()
+    if libc.mount(b"tmpfs", target, b"tmpfs", 0, b"size=2m") != 0:
+        pytest.skip(f"cannot mount a small tmpfs: {errno.errorcode[ctypes.get_errno()]}")
+    try:
+        allocator = Allocator(str(short_dir), ARENA, reports.reporter)
+        allocator.start()
+        allocator.create(make_geometry(1, 1 << 20))
+        allocator.create(make_geometry(2, 4 << 20))
+        allocator.create(make_geometry(3, 1 << 19))
+        first = file_of(reports.wait_for(ExtentCreated))
+        second = reports.wait_for(ExtentCreated)
+        assert second.file is None
+        assert second.error is not None
+        assert "No space left" in second.error
+        third = file_of(reports.wait_for(ExtentCreated))
+        assert len(list(short_dir.iterdir())) == 2
+        assert allocator.stop(5)
+        first.close()
+        third.close()
+    finally:
+        assert libc.umount2(target, 2) == 0
+
+
+def test_stopping_what_never_started_is_fine(shm_dir: Path, reports: Reports) -> None:
+    assert Allocator(str(shm_dir), ARENA, reports.reporter).stop(1)

@@ -1,0 +1,268 @@
+"""The loop with a real socket and peers; the core is one that does as the test says."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from protocol import endpoint as endpoints
+from protocol import frames
+from protocol.errors import ConfigError, ErrorCode
+from protocol.messages import Ping
+from server.core.dispatch import Core
+from server.core.effects import DropPoolOffer, Effect, PeerId, ProcessId, SendReply
+from server.shell import clock
+from server.shell.actions import Actions
+from server.shell.complaints import Complaints
+from server.shell.loop import Loop, make_socket
+from server.shell.reports import (
+    DrainAsked,
+    Here,
+    ProcessQuiet,
+    Report,
+    Reporter,
+    ReportQueue,
+)
+from tests.wire.process import wait_until
+
+
+@dataclass
+class ScriptedCore:
+    """Echoes; raises, works and keeps time as told."""
+
+    log: list[str] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    slices: int = 0
+    timer_ns: int | None = None
+    is_drained: bool = True
+    on_request: Callable[[PeerId, bytes], None] | None = None
+
+    def request(self, peer: PeerId, frame: bytes, now_ns: int) -> None:
+        self.log.append("request")
+        if frame == b"raise" or frame == frames.pack_request(Ping(), 99):
+            raise RuntimeError("as asked")
+        if self.on_request is not None:
+            self.on_request(peer, frame)
+        self.effects.append(SendReply(peer, b"echo " + frame[:100]))
+
+    def work(self, now_ns: int) -> bool:
+        if self.slices:
+            self.slices -= 1
+            self.log.append("work")
+        return self.slices > 0
+
+    def next_timer_ns(self) -> int | None:
+        return self.timer_ns
+
+    def tick(self, now_ns: int) -> None:
+        self.log.append("tick")
+        self.timer_ns = None
+
+    def take_effects(self) -> list[Effect]:
+        taken, self.effects = self.effects, []
+        return taken
+
+    def take_faults(self) -> list[str]:
+        return []
+
+    def peer_dropped(self, peer: PeerId) -> None:
+        self.log.append("dropped")
+
+    def process_quiet(self, process: ProcessId, now_ns: int) -> None:
+        self.log.append(f"quiet {process}")
+
+    def begin_drain(self, now_ns: int) -> None:
+        self.log.append("drain")
+
+    def drained(self) -> bool:
+        return self.is_drained
+
+
+@dataclass
+class Running:
+    core: ScriptedCore
+    url: str
+    reporter: Reporter
+    complaints: Complaints
+    loop: Loop
+    thread: threading.Thread
+    context: zmq.Context[zmq.Socket[bytes]]
+    dealers: list[zmq.Socket[bytes]] = field(default_factory=list)
+
+    def connect(self) -> zmq.Socket[bytes]:
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.rcvtimeo = 10_000
+        dealer.connect(self.url)
+        self.dealers.append(dealer)
+        return dealer
+
+    def stop(self) -> None:
+        self.reporter.post(DrainAsked())
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running(short_dir: Path) -> Iterator[Running]:
+    inner: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    outer: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = make_socket(inner)
+    queue: ReportQueue = deque()
+    core, complaints = ScriptedCore(), Complaints()
+    reporter = Reporter(inner, "test", queue)
+    reporter.post(Here())
+    loop = Loop(router, cast(Core, core), queue, complaints, drain_limit_s=0.5)
+    nothing = cast(Any, None)
+    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, complaints)
+    url = f"ipc://{short_dir}/s"
+    loop.bind(endpoints.parse(url), [reporter.routing_id])
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    made = Running(core, url, reporter, complaints, loop, thread, outer)
+    yield made
+    made.stop()
+    for dealer in made.dealers:
+        dealer.close()
+    router.close()
+    reporter.close()
+    inner.destroy(linger=0)
+    outer.destroy(linger=0)
+
+
+def test_the_socket_is_for_its_user_alone(running: Running) -> None:
+    assert Path(running.url.removeprefix("ipc://")).stat().st_mode & 0o777 == 0o600
+
+
+def test_requests_are_answered_and_each_gets_a_slice_of_work_beside_it(running: Running) -> None:
+    dealer = running.connect()
+    dealer.send(b"warm")
+    assert dealer.recv() == b"echo warm"
+    running.core.log.clear()
+    running.core.slices = 10_000
+    for number in range(20):
+        dealer.send(b"%d" % number)
+        assert dealer.recv() == b"echo %d" % number
+    assert wait_until(lambda: running.core.slices == 0)
+    log = running.core.log
+    assert log.count("work") == 10_000
+    first, last = log.index("request"), len(log) - log[::-1].index("request")
+    assert last - first < 10_000 or first > 0  # requests did not wait for all of the work
+    assert log[-1] == "work"
+
+
+def test_a_fault_in_a_handler_is_an_internal_error_and_no_more(running: Running) -> None:
+    dealer = running.connect()
+    dealer.send(frames.pack_request(Ping(), 99))
+    reply = frames.unpack_reply(dealer.recv())
+    assert reply.seq == 99
+    assert reply.error is not None
+    assert reply.error.code == ErrorCode.INTERNAL
+    dealer.send(b"raise")
+    unreadable = frames.unpack_reply(dealer.recv())
+    assert unreadable.error is not None
+    assert (unreadable.seq, unreadable.error.code) == (0, ErrorCode.INTERNAL)
+    dealer.send(b"next")
+    assert dealer.recv() == b"echo next"
+    assert running.complaints.counts()["loop_fault"] == 2
+
+
+def test_a_fault_in_an_effect_does_not_stop_the_others(running: Running) -> None:
+    def add_bad_effect(peer: PeerId, frame: bytes) -> None:
+        running.core.effects.append(cast(Effect, object()))
+        running.core.effects.append(DropPoolOffer(ProcessId(1), cast(Any, b"absent")))
+
+    running.core.on_request = add_bad_effect
+    dealer = running.connect()
+    dealer.send(b"x")
+    assert dealer.recv() == b"echo x"
+    assert running.complaints.counts() == {"effect_fault": 1}
+
+
+def test_reports_before_a_request_count_before_it(running: Running) -> None:
+    dealer = running.connect()
+    for number in range(300):
+        running.reporter.post(ProcessQuiet(ProcessId(number)))
+        dealer.send(b"x")
+        assert dealer.recv() == b"echo x"
+        assert f"quiet {number}" in running.core.log
+        assert running.core.log.index(f"quiet {number}") < len(running.core.log) - 1
+        assert running.core.log[-1] == "request"
+
+
+def test_an_unknown_report_is_counted_and_survived(running: Running) -> None:
+    running.reporter.post(cast(Report, "nonsense"))
+    dealer = running.connect()
+    dealer.send(b"x")
+    assert dealer.recv() == b"echo x"
+    assert running.complaints.counts()["loop_fault"] == 1
+
+
+def test_timers_fire_when_due_without_traffic(running: Running) -> None:
+    due_ns = clock.now_ns() + 50 * clock.NS_PER_MS
+    running.core.timer_ns = due_ns
+    running.reporter.post(Here())  # as a request would: the loop looks at its timers again
+    assert wait_until(lambda: "tick" in running.core.log, 5, 0.001)
+    late_ms = (clock.now_ns() - due_ns) / clock.NS_PER_MS
+    assert 0 <= late_ms < 500
+
+
+def test_draining_ends_at_its_limit_even_if_something_is_still_owed(running: Running) -> None:
+    running.core.is_drained = False
+    begun_ns = clock.now_ns()
+    running.reporter.post(DrainAsked())
+    dealer = running.connect()
+    dealer.send(b"still served")
+    assert dealer.recv() == b"echo still served"
+    running.thread.join(10)
+    assert not running.thread.is_alive()
+    assert 0.4 < (clock.now_ns() - begun_ns) / clock.NS_PER_S < 5
+    assert running.core.log.count("drain") == 1
+
+
+def test_a_peer_that_is_gone_is_dropped(running: Running) -> None:
+    waiting = threading.Event()
+    gone = threading.Event()
+
+    def wait(peer: PeerId, frame: bytes) -> None:
+        if frame == b"slow":
+            waiting.set()
+            assert gone.wait(10)
+
+    running.core.on_request = wait
+    leaver = running.connect()
+    leaver.send(b"slow")
+    assert waiting.wait(10)
+    leaver.close()
+    gone.set()
+    other = running.connect()
+
+    def is_dropped() -> bool:
+        # ZMQ notices the end of a connection in its own time; until then replies vanish in it.
+        other.send(b"x")
+        other.recv()
+        return True
+
+    assert wait_until(is_dropped)
+    assert running.thread.is_alive()
+
+
+def test_an_endpoint_in_use_is_said_so() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    other = context.socket(zmq.ROUTER)
+    port = other.bind_to_random_port("tcp://127.0.0.1")
+    router = make_socket(context)
+    loop = Loop(router, cast(Core, ScriptedCore()), deque(), Complaints())
+    with pytest.raises(ConfigError) as caught:
+        loop.bind(endpoints.parse(f"tcp://127.0.0.1:{port}"), [])
+    assert caught.value.code == ErrorCode.ENDPOINT_IN_USE
+    router.close()
+    other.close()
+    context.destroy(linger=0)

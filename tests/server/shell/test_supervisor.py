@@ -1,0 +1,107 @@
+"""A copier's life: ready, answers, death, the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.copier.wire import Command, Kind, pack_command
+from server.core.effects import HOST_COPIER
+from server.shell.reports import CopierAnswered, CopierLost, CopierReady
+from server.shell.supervisor import Supervisor, child_environment
+from tests.server.shell.reporting import Reports
+from tests.wire.process import is_alive, wait_until
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    with Reports() as made:
+        yield made
+
+
+def test_it_restarts_what_dies_and_reports_in_order(reports: Reports) -> None:
+    supervisor = Supervisor(HOST_COPIER, reports.reporter)
+    supervisor.start()
+    pids = []
+    for _ in range(3):
+        ready = reports.wait_for(CopierReady)
+        pids.append(ready.pid)
+        ready.channel.send(pack_command(Command(Kind.UNMAP_POOL, 12)))
+        answer = reports.wait_for(CopierAnswered).answer
+        assert (answer.kind, answer.number, answer.error) == (Kind.UNMAP_POOL, 12, None)
+        os.kill(ready.pid, signal.SIGKILL)
+        reports.wait_for(CopierLost)
+        assert not Path(f"/proc/{ready.pid}").exists()  # dead and waited for
+        ready.channel.close()
+    assert len(set(pids)) == 3
+    last = reports.wait_for(CopierReady)
+    assert supervisor.stop(10)
+    assert not is_alive(last.pid)
+    reports.wait_for(CopierLost)
+    last.channel.close()
+
+
+def test_a_copier_that_talks_nonsense_is_replaced(reports: Reports, tmp_path: Path) -> None:
+    (tmp_path / "talker.py").write_text(
+        "import os, socket, sys\n"
+        "sys.path[:0] = os.environ['PYTHONPATH'].split(os.pathsep)\n"
+        "from server.copier.wire import Answer, Kind, pack_answer\n"
+        "s = socket.socket(fileno=int(sys.argv[1]))\n"
+        "s.send(pack_answer(Answer(Kind.READY, 0, None))); s.send(b'nonsense'); s.recv(9)\n"
+    )
+    old = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(tmp_path)
+    try:
+        supervisor = Supervisor(HOST_COPIER, reports.reporter, "talker")
+        supervisor.start()
+        for _ in range(2):
+            ready = reports.wait_for(CopierReady)
+            reports.wait_for(CopierLost)
+            assert wait_until(lambda pid=ready.pid: not is_alive(pid))
+            ready.channel.close()
+        assert supervisor.stop(10)
+    finally:
+        if old is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = old
+    for report in reports.queue:
+        if isinstance(report, CopierReady):
+            report.channel.close()
+
+
+def test_a_copier_that_cannot_start_is_tried_again_until_stopped(reports: Reports) -> None:
+    supervisor = Supervisor(HOST_COPIER, reports.reporter, "server.copier.absent")
+    supervisor.start()
+    assert wait_until(lambda: supervisor._channel is not None)
+    assert supervisor.stop(15)
+    assert not reports.queue
+
+
+def test_stopping_what_never_started_is_fine(reports: Reports) -> None:
+    assert Supervisor(HOST_COPIER, reports.reporter).stop(1)
+
+
+def test_the_store_tunable_is_set_where_it_is_read() -> None:
+    own = child_environment({"PATH": "/bin"}, "x86_64", "glibc")
+    assert own["GLIBC_TUNABLES"] == "glibc.cpu.x86_non_temporal_threshold=0x40000"
+    assert own["PATH"] == "/bin"
+    for machine, libc in (("aarch64", "glibc"), ("x86_64", "")):
+        assert "GLIBC_TUNABLES" not in child_environment({}, machine, libc)
+
+
+def test_other_tunables_and_paths_stay() -> None:
+    environ = {
+        "GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.cpu.x86_non_temporal_threshold=1",
+        "PYTHONPATH": "/mine",
+    }
+    own = child_environment(environ, "x86_64", "glibc")
+    assert own["GLIBC_TUNABLES"] == (
+        "glibc.malloc.check=1:glibc.cpu.x86_non_temporal_threshold=0x40000"
+    )
+    assert own["PYTHONPATH"].endswith(os.pathsep + "/mine")
+    assert environ["PYTHONPATH"] == "/mine"

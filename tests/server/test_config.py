@@ -1,0 +1,118 @@
+"""Settings: precedence, sizes, what a wrong value is answered with (B37, B46)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigError, ErrorCode
+from server import config
+from server.config import GIB, MIB
+
+ENDPOINT = {"endpoint": "ipc:///a/b"}
+
+
+def test_the_command_line_wins_over_the_environment_over_the_default() -> None:
+    environ = {"KVKEEP_L1_SIZE": "2G", "KVKEEP_ENDPOINT": "ipc:///env", "KVKEEP_LOG_LEVEL": "info"}
+    both = config.read({"l1-size": "1G", "endpoint": None}, environ)
+    assert both.arena_bytes == GIB
+    assert both.endpoint.url == "ipc:///env"
+    assert both.log_level == "INFO"
+    none = config.read({}, {}, uid=12345)
+    assert none.arena_bytes == 0
+    assert none.endpoint.path.endswith("/kvkeep.sock")
+    assert none.log_level == "WARNING"
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("20G", 20 * GIB),
+        ("512M", 512 * MIB),
+        ("512MiB", 512 * MIB),
+        ("512mb", 512 * MIB),
+        ("1.5g", 3 * GIB // 2),
+        ("2097152", 2097152),
+        (" 1T ", 1 << 40),
+    ],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert config.parse_size("l1-size", text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1 G x", "1e9", "0x10", "20P", "٣G", "1.G"])
+def test_b37_a_size_that_is_none_names_key_unit_and_value(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse_size("l1-size", text)
+    assert caught.value.code == ErrorCode.INVALID_CONFIG
+    assert "l1-size" in caught.value.message
+    assert "20G" in caught.value.message
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_shown_size_reads_back_nearly(num_bytes: int) -> None:
+    shown = config.format_size(num_bytes).replace(" bytes", "").replace(" ", "")
+    read = config.parse_size("x", shown)
+    assert abs(read - num_bytes) <= num_bytes * 0.06
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("l1-size", "512K"),
+        ("l1-size", "17T"),
+        ("extent-size", "4K"),
+        ("extent-size", "2G"),
+        ("extent-size", "100001"),
+        ("arena-dir", "here"),
+        ("log-level", "chatty"),
+    ],
+)
+def test_b37_out_of_range_is_refused_with_the_range(key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.read({**ENDPOINT, key: value}, {})
+    assert caught.value.code == ErrorCode.INVALID_CONFIG
+    assert key in caught.value.message
+
+
+def test_b46_an_empty_url_is_not_the_default() -> None:
+    for options, environ in (({"endpoint": ""}, {}), ({}, {"KVKEEP_ENDPOINT": ""})):
+        with pytest.raises(ConfigError) as caught:
+            config.read(options, environ)
+        assert caught.value.code == ErrorCode.INVALID_URL
+
+
+@pytest.mark.parametrize(
+    ("free", "folder", "expected"),
+    [
+        (20 * GIB, 100 * GIB, 10 * GIB),
+        (20 * GIB, 10 * GIB, 9 * GIB),
+        (20 * GIB, 0, 0),
+    ],
+)
+def test_the_default_arena_leaves_room(free: int, folder: int, expected: int) -> None:
+    assert config.derive_arena_bytes(free, folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("arena", "extent"),
+    [
+        (64 * MIB, 64 * MIB),
+        (GIB, 64 * MIB),
+        (4 * GIB, 256 * MIB),
+        (20 * GIB, GIB),
+        (1 << 40, GIB),
+        (3 * GIB, 128 * MIB),
+    ],
+)
+def test_extents_are_about_a_sixteenth_of_the_arena(arena: int, extent: int) -> None:
+    assert config.derive_extent_bytes(arena, 0) == extent
+
+
+def test_an_extent_fits_into_its_arena() -> None:
+    assert config.derive_extent_bytes(8 * MIB, MIB) == MIB
+    with pytest.raises(ConfigError, match="extent-size"):
+        config.derive_extent_bytes(8 * MIB, 16 * MIB)
+    with pytest.raises(ConfigError, match="at least 64 MiB"):
+        config.derive_extent_bytes(8 * MIB, 0)
