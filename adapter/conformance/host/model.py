@@ -26,7 +26,7 @@ from adapter.conformance.host.weights import FloatArray, ModelConfig
 
 @dataclass
 class _Layer:
-    """One layer's weights, float32, fused where inputs are shared.
+    """One layer's weights, float32, fused where inputs are shared, norms folded in.
 
     Attributes:
         qkv: ``[q + k + v + q + k, hidden]``; the last two rows are q and k with
@@ -34,16 +34,12 @@ class _Layer:
         out: ``[hidden, q]``.
         gate_up: ``[2 * inner, hidden]``.
         down: ``[hidden, inner]``.
-        input_norm: ``[hidden]``.
-        inner_norm: ``[hidden]``.
     """
 
     qkv: Tensor
     out: Tensor
     gate_up: Tensor
     down: Tensor
-    input_norm: Tensor
-    inner_norm: Tensor
 
 
 class Transformer:
@@ -61,16 +57,19 @@ class Transformer:
         self.config = config
         self.tokens_per_block = tokens_per_block
         self._padded = -(-config.max_position_embeddings // tokens_per_block) * tokens_per_block
-        self._num_q = config.num_attention_heads * config.head_dim
         self._num_kv = config.num_key_value_heads * config.head_dim
+        self._qk_sizes = [config.num_attention_heads * config.head_dim, self._num_kv]
+        self._qkv_sizes = [sum(self._qk_sizes), self._num_kv, sum(self._qk_sizes)]
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         self._embed = tensors["model.embed_tokens.weight"]
-        self._head = tensors.get("lm_head.weight", self._embed)
-        self._norm = tensors["model.norm.weight"]
+        head = tensors.get("lm_head.weight", self._embed)
+        self._head = head * tensors["model.norm.weight"]
         self._layers = [self._fuse(tensors, i) for i in range(config.num_hidden_layers)]
-        self._cos, self._sin = self._rotary()
+        # Lists of rows: indexing a list is far cheaper than indexing a tensor.
+        self._cos, self._sin = (list(table.unbind()) for table in self._rotary())
         blocked = torch.triu(torch.ones(self._padded, self._padded, dtype=torch.bool), 1)
-        self._bias = torch.zeros(blocked.shape).masked_fill_(blocked, float("-inf"))
+        bias = torch.zeros(blocked.shape).masked_fill_(blocked, float("-inf"))
+        self._bias = list(bias.unbind())
         self._pool: Tensor = torch.empty(0)
 
     @property
@@ -120,46 +119,45 @@ class Transformer:
         """Project the last token of each sampled entry: ``float32[vocab]``."""
         for entry in entries:
             if entry.wants_sample:
-                entry.output = torch.mv(self._head, self._rms(entry.state[-1], self._norm))
+                entry.output = torch.mv(self._head, self._rms(entry.state[-1]))
 
     def sample(self, entry: ForwardEntry) -> tuple[int, Any]:
         """The greedy token and its logits ``float32[vocab]``."""
         return int(torch.argmax(entry.output)), entry.output
 
     def _token(self, w: _Layer, x: Tensor, position: int, keys: Tensor, values: Tensor) -> Tensor:
-        config, num_qk = self.config, self._num_q + self._num_kv
-        heads, dim = config.num_key_value_heads, config.head_dim
-        projected = torch.mv(w.qkv, self._rms(x, w.input_norm))
-        turned = projected[:num_qk] * self._cos[position]
-        turned += projected[num_qk + self._num_kv :] * self._sin[position]
-        keys[:, :, position] = turned[self._num_q :].view(heads, dim)
-        values[:, position] = projected[num_qk : num_qk + self._num_kv].view(heads, dim)
-        scores = torch.bmm(turned[: self._num_q].view(heads, -1, dim), keys)
-        weights = torch.softmax(scores + self._bias[position], dim=-1)
-        x = x + torch.mv(w.out, torch.bmm(weights, values).view(-1))
-        gate_up = torch.mv(w.gate_up, self._rms(x, w.inner_norm))
-        inner = config.intermediate_size
-        return x + torch.mv(w.down, torch.nn.functional.silu(gate_up[:inner]) * gate_up[inner:])
+        heads, dim = self.config.num_key_value_heads, self.config.head_dim
+        plain, value, swapped = torch.mv(w.qkv, self._rms(x)).split(self._qkv_sizes)
+        turned = (plain * self._cos[position]).add_(swapped * self._sin[position])
+        query, key = turned.split(self._qk_sizes)
+        keys.select(2, position).copy_(key.view(heads, dim))
+        values.select(1, position).copy_(value.view(heads, dim))
+        scores = torch.bmm(query.view(heads, -1, dim), keys).add_(self._bias[position])
+        mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
+        x = torch.mv(w.out, mixed.view(-1)).add_(x)
+        gate, up = torch.mv(w.gate_up, self._rms(x)).split(self.config.intermediate_size)
+        return torch.mv(w.down, torch.nn.functional.silu(gate).mul_(up)).add_(x)
 
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        scale = torch.rsqrt(torch.dot(x, x) / x.numel() + self.config.rms_norm_eps)
-        return x * scale * weight
+    def _rms(self, x: Tensor) -> Tensor:
+        # The norm's weight is folded into the product that follows.
+        return x * torch.dot(x, x).div_(x.numel()).add_(self.config.rms_norm_eps).rsqrt_()
 
     def _gather(self, layer: int, entry: ForwardEntry) -> tuple[Tensor, Tensor]:
         # Padded to one length for every entry: equal shapes whatever the context holds.
         heads, dim = self.config.num_key_value_heads, self.config.head_dim
         keys = torch.zeros(heads, dim, self._padded)
         values = torch.zeros(heads, self._padded, dim)
-        num_blocks = -(-entry.start // self.tokens_per_block)
+        size, start = self.tokens_per_block, entry.start
+        num_blocks = -(-start // size)
         if num_blocks:
-            ids = torch.tensor(entry.block_ids[:num_blocks])
-            pages = self._pool[:, layer].index_select(0, ids)
-            keys[:, :, : entry.start] = (
-                pages[:, 0].permute(1, 3, 0, 2).reshape(heads, dim, -1)[:, :, : entry.start]
-            )
-            values[:, : entry.start] = (
-                pages[:, 1].permute(1, 0, 2, 3).reshape(heads, -1, dim)[:, : entry.start]
-            )
+            pages = self._pool[:, layer].index_select(0, torch.tensor(entry.block_ids[:num_blocks]))
+            end = num_blocks * size
+            by_block = keys.view(heads, dim, -1, size)[:, :, :num_blocks]
+            by_block.copy_(pages[:, 0].permute(1, 3, 0, 2))
+            values.view(heads, -1, size, dim)[:, :num_blocks].copy_(pages[:, 1].transpose(0, 1))
+            # What follows in the last page is not computed yet: poison, not context.
+            keys[:, :, start:end] = 0
+            values[:, start:end] = 0
         return keys, values
 
     def _scatter(self, layer: int, entry: ForwardEntry, keys: Tensor, values: Tensor) -> None:
@@ -192,12 +190,11 @@ class Transformer:
         key, value = part["self_attn.k_proj"], part["self_attn.v_proj"]
         fused = (query, key, value, self._swap_halves(query), self._swap_halves(key))
         return _Layer(
-            qkv=torch.cat(fused).contiguous(),
+            qkv=torch.cat(fused) * part["input_layernorm"],
             out=part["self_attn.o_proj"],
-            gate_up=torch.cat((part["mlp.gate_proj"], part["mlp.up_proj"])).contiguous(),
+            gate_up=torch.cat((part["mlp.gate_proj"], part["mlp.up_proj"]))
+            * part["post_attention_layernorm"],
             down=part["mlp.down_proj"],
-            input_norm=part["input_layernorm"],
-            inner_norm=part["post_attention_layernorm"],
         )
 
     def _swap_halves(self, weight: Tensor) -> Tensor:
