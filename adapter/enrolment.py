@@ -118,6 +118,8 @@ class Enrolment:
         self._calls = calls
         self._random_bytes = random_bytes
         self._pool = PoolId(b"")
+        self._is_pool_held = False
+        self._is_pool_used = False
         self._at_ns = 0
         self._delay_ns = RETRY_FIRST_NS
         self._turn_ns = 0
@@ -145,7 +147,7 @@ class Enrolment:
 
     def _offer(self, now_ns: int) -> None:
         memory = self.registration.memory
-        if memory is None:
+        if memory is None or self._is_pool_held:
             self.stage = Stage.ACCEPTED
             return
         self._pool = PoolId(self._random_bytes(ID_BYTES))
@@ -174,6 +176,7 @@ class Enrolment:
         """
         if self.stage == Stage.OFFERED and pool == self._pool:
             self.stage = Stage.ACCEPTED
+            self._is_pool_held, self._is_pool_used = True, False
 
     def side_error(self, said: SideError) -> None:
         """The server said on the side connection what it does not like.
@@ -195,10 +198,17 @@ class Enrolment:
 
     def _fail(self, error: KvkeepError) -> None:
         self.error = error
-        if error.code in REJOIN or error.code == ErrorCode.DUPLICATE:
-            # A registration whose reply was lost stands in the way: a new connection settles it.
+        # After a refusal for want of room the server keeps the descriptor; if it did not, the
+        # next attempt passes it again.
+        is_pool_gone = error.code == ErrorCode.POOL_INVALID and self._is_pool_used
+        self._is_pool_held = self._is_pool_held and not is_pool_gone
+        self._is_pool_used = self._is_pool_held
+        # DUPLICATE: an earlier registration of this rank is about to end, by its deadline or by
+        # the UNREGISTER that went before this.
+        is_duplicate = error.code == ErrorCode.DUPLICATE
+        if error.code in REJOIN:
             self.must_rejoin = True
-        elif error.retryable or isinstance(error, UnreachableError):
+        elif error.retryable or is_duplicate or is_pool_gone or not isinstance(error, ReplyError):
             self._at_ns = self._turn_ns + self._delay_ns
             self._delay_ns = min(2 * self._delay_ns, RETRY_LAST_NS)
             self.stage = Stage.IDLE

@@ -27,6 +27,10 @@ from protocol.errors import ErrorCode, KvkeepError
 PAUSE_FIRST_NS: Final = 50_000_000
 PAUSE_LAST_NS: Final = 2_000_000_000
 
+PAUSE_WELCOMED_NS: Final = 30_000_000_000
+"""Longest pause after a server that welcomed us and then would not keep us: each side connection
+costs it memory until this process exits."""
+
 SETTLED_NS: Final = 1_000_000_000
 """A stay that was registered for this long makes the next pause short again."""
 
@@ -201,11 +205,12 @@ class Keeper:
             self._former = Former(origin.epoch, origin.session, now_ns)
         if self._joined_at_ns is not None and now_ns - self._joined_at_ns >= SETTLED_NS:
             self._pause_ns = PAUSE_FIRST_NS
-        self._joined_at_ns = None
         self._close_visit()
         self._drop_discovery()
         self._retry_at_ns = now_ns + self._pause_ns
-        self._pause_ns = min(2 * self._pause_ns, PAUSE_LAST_NS)
+        is_welcome = visit is not None and visit.is_welcome
+        last_ns = PAUSE_WELCOMED_NS if is_welcome else PAUSE_LAST_NS
+        self._pause_ns = min(2 * self._pause_ns, last_ns)
 
     def _close_visit(self) -> None:
         visit, self._visit = self._visit, None

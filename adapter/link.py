@@ -255,6 +255,7 @@ class Link:
             self._wake.set()
         if not outcome.is_over.wait(max(0.0, end_s - time.monotonic())):
             return False
+        self._orders.registration = None  # and with it our descriptor of the pool
         self._table.take_all_but(None)
         self._mapper.stop()
         self._mapper.join(max(0.0, end_s - time.monotonic()))

@@ -76,6 +76,11 @@ class Visit:
             raise
 
     @property
+    def is_welcome(self) -> bool:
+        """Whether the server took the side connection."""
+        return self._welcome is not None
+
+    @property
     def gave_pool(self) -> bool:
         """Whether the server was given the pool, so that it may still read it."""
         return self._enrolment is not None and self._enrolment.gave_pool

@@ -149,6 +149,12 @@ class Responder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends the server as a kill would: no word to anybody. Idempotent."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join(5)
