@@ -329,10 +329,20 @@ class Arena:
         demand = self.demands.get((owner.fingerprint, shard))
         if demand is not None:
             return demand.creating is not None
+        if self._is_ahead(owner, shard):
+            return False
         return (
             self._clock.now_ns >= self._create_after_ns
             and self.geometry(owner, shard, self.free_bytes) is not None
         )
+
+    def _is_ahead(self, owner: Owner, shard: int) -> bool:
+        # A chunk needs a slot of every full-attention shard, so one that took most of the budget
+        # would only store what cannot become complete.
+        if not owner.index.full[shard]:
+            return False
+        full = zip(owner.extents, owner.index.full, strict=True)
+        return len(owner.extents[shard]) > min(len(extents) for extents, is_full in full if is_full)
 
     def _create(self, demand: Demand) -> bool:
         if self._clock.now_ns < self._create_after_ns:
@@ -410,7 +420,7 @@ class Arena:
 
     def press(self, owner: Owner, shard: int) -> None:
         """The budget is spent: takes another owner's extent if that is clearly older."""
-        if self._clock.now_ns >= self._create_after_ns:
+        if self._clock.now_ns >= self._create_after_ns and not self._is_ahead(owner, shard):
             self.demand(owner, shard, None)
 
     # --- readers --------------------------------------------------------------------------

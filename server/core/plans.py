@@ -288,17 +288,16 @@ class Plans:
     def _reservable(self, plan: StorePlan, first: int, wanted: int) -> int:
         """How many of the next chunks may be reserved; sets ``stop`` when none may."""
         index, shard, tip = plan.index, plan.shard, plan.tip
-        seen: set[bytes] = set()
+        absent: set[bytes] = set()
         for offset in range(wanted):
             key = plan.key(first + offset)
             node = index.find(key)
-            if node == ABSENT and key not in seen:
-                # All further ones are absent too, or belong to another chain.
-                seen.add(key)
-                tip = ABSENT
+            if node == ABSENT and key not in absent:
+                absent.add(key)
                 continue
             stop = StopReason.NONE
-            if key in seen or tip == ABSENT or index.parent[node] != tip:
+            # After an absent chunk all further ones are absent, or belong to another chain.
+            if absent or index.parent[node] != tip:
                 stop = StopReason.MISSING_PARENT
             elif index.cell(node, shard) != ABSENT:
                 stop = StopReason.BUSY

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol import limits
 from protocol.errors import ErrorCode, KvkeepError, RequestError
 from protocol.ids import ExtentId, Fingerprint, InstanceId, PoolId, SessionId
 from protocol.layout import MemfdMemory, ShardPool, check_pool
@@ -162,7 +161,6 @@ class Registry:
 
     def _check(self, process: Process, body: RegisterKvCache) -> dict[int, ShardPool]:
         namespace, memory = body.namespace, body.memory
-        check_namespace(namespace)
         if body.rank >= namespace.num_ranks:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
@@ -473,22 +471,6 @@ class Registry:
             demand = self._arena.demands.get((owner.fingerprint, shard))
             if demand is not None:
                 self._arena.give_up(demand)
-
-
-def check_namespace(namespace: Namespace) -> None:
-    """Checks what the types cannot: shards in sum.
-
-    Args:
-        namespace: as registered.
-
-    Raises:
-        RequestError: INVALID_ARGUMENT, naming the numbers.
-    """
-    if namespace.num_shards > limits.MAX_SHARDS:
-        raise RequestError(
-            ErrorCode.INVALID_ARGUMENT,
-            f"{namespace.num_shards} shards, at most {limits.MAX_SHARDS} are valid",
-        )
 
 
 def _check_pools(body: RegisterKvCache, memory_bytes: int) -> dict[int, ShardPool]:

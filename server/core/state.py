@@ -129,6 +129,7 @@ class State:
                 extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN
             ),
             extents=len(extents),
+            extents_unmapped=sum(len(i.unmapped) for i in self.registry.instances.values()),
             slots_held=sum(extent.num_held for extent in extents),
             slots_reserved=sum(extent.num_reserved for extent in extents),
             pinned_slots=int((self.slots.pins > 0).sum()),

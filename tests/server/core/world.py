@@ -415,7 +415,7 @@ class Engine:
     def lookup(self, keys: list[bytes], request: int = 1, start: int = 0) -> m.LookupReply:
         reply: m.LookupReply = self.ask(
             m.Lookup(
-                session=self.session, request=request, start=start, keys=b"".join(keys[start:])
+                session=self.session or 1, request=request, start=start, keys=b"".join(keys[start:])
             )
         )
         return reply
@@ -464,6 +464,12 @@ class Engine:
     def end(self, request: int = 1) -> m.Released:
         reply: m.Released = self.ask(m.EndSession(session=self.session, request=request))
         return reply
+
+    def unregister_body(self) -> m.Unregister:
+        """Unmaps first: UNREGISTER says that this rank reads nothing any more."""
+        self.mapped.clear()
+        self.claims.clear()
+        return m.Unregister(session=self.session)
 
     def die(self) -> None:
         self.dead = True

@@ -1,0 +1,257 @@
+"""STORE, COMMIT, CANCEL and what may come between (P07, P10, B25, P02)."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import messages as m
+from protocol.errors import ErrorCode, ReplyError
+from protocol.layout import pack_pages
+from server.core import effects as fx
+from tests.server.core.world import SECOND, World, chain, config, namespace
+
+
+def two(auto_copies: bool = True, **kwargs: int) -> tuple[World, object, object]:
+    world = World(config(**kwargs), auto_copies=auto_copies)
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    b.register(namespace())
+    return world, a, b
+
+
+def test_p07_only_what_follows_a_held_parent_is_stored() -> None:
+    world = World(config(), auto_copies=False)
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    b.register(namespace())
+    keys = chain("x", 13)
+    first = a.send(a.store_body(keys, 0, 10))
+    world.pump()
+    assert len(world.jobs) > 0
+    late = b.store_body(keys, 10)
+    reply = b.ask(late)
+    assert (reply.held, reply.copied, reply.stop) == (0, 0, m.StopReason.MISSING_PARENT)
+    busy = b.ask(b.store_body(keys, 0))
+    assert (busy.copied, busy.stop) == (0, m.StopReason.BUSY)
+    a.die()
+    assert first not in a.replies or a.replies[first].error is not None
+    for job in list(world.jobs):
+        world.finish(job)
+    world.pump()
+    assert b.lookup(keys).ready == 0
+    assert world.core.stats()["slots_reserved"] == 0
+
+
+def test_nothing_is_found_before_commit() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 5)
+    assert a.store(keys).copied == 5
+    assert a.lookup(keys).ready == 0
+    assert a.commit(a.last_store, 3).published == 3
+    assert a.lookup(keys).ready == 3
+    assert world.core.stats()["slots_reserved"] == 0
+    assert a.error(m.Commit(session=a.session, store=a.last_store, count=1)) is (
+        ErrorCode.UNKNOWN_STORE
+    )
+
+
+def test_cancel_is_answered_when_no_piece_flies_any_more() -> None:
+    world = World(config(copy_window_bytes=4 * 4096, copy_piece_bytes=2 * 4096), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 12)
+    body = a.store_body(keys)
+    stored = a.send(body)
+    world.pump()
+    assert len(world.jobs) == 2
+    cancel = a.send(m.Cancel(session=a.session, store=body.store))
+    world.pump()
+    assert cancel not in a.replies
+    first, second = list(world.jobs)
+    world.finish(first)
+    world.pump()
+    assert cancel not in a.replies
+    world.finish(second)
+    world.pump()
+    assert isinstance(a.answer(cancel), m.Done)
+    with pytest.raises(ReplyError, match="UNKNOWN_STORE"):
+        a.answer(stored)
+    assert not world.jobs
+    assert world.core.stats()["slots_reserved"] == 0
+    assert isinstance(a.ask(m.Cancel(session=a.session, store=body.store)), m.Done)
+
+
+def test_a_store_past_its_deadline_is_undone_after_its_copies() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    seq = a.send(a.store_body(chain("x", 4)), timeout_ns=SECOND)
+    world.pump()
+    world.step(2 * SECOND)
+    world.core.tick(world.now_ns)
+    world.pump()
+    assert seq not in a.replies
+    assert world.core.stats()["slots_reserved"] == 4
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    with pytest.raises(ReplyError, match="DEADLINE_EXCEEDED"):
+        a.answer(seq)
+    assert world.core.stats()["slots_reserved"] == 0
+
+
+def test_an_uncommitted_store_goes_after_its_time() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 4)
+    a.store(keys)
+    due = world.core.next_timer_ns()
+    assert due is not None
+    world.now_ns = due
+    world.core.tick(world.now_ns)
+    world.pump()
+    assert world.core.stats()["stores"] == 0
+    assert world.core.stats()["slots_reserved"] == 0
+    assert a.save(keys) == 4
+
+
+def test_p10_a_commit_after_clear_brings_nothing_back() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 6)
+    assert a.save(keys[:3]) == 3
+    assert a.store(keys).copied == 3
+    assert a.ask(m.Clear()).chunks == 6
+    reply = a.commit(a.last_store, 3)
+    assert (reply.published, reply.stop) == (0, m.StopReason.CLEARED)
+    assert a.lookup(keys).ready == 0
+    assert world.core.stats()["slots_held"] == 0
+
+
+def test_p10_a_commit_after_delete_brings_nothing_back() -> None:
+    world = World(config())
+    a = world.engine("a")
+    name = a.register(namespace())
+    assert name
+    keys = chain("x", 6)
+    a.save(keys[:3])
+    a.store(keys)
+    fingerprint = next(iter(world.core._state.registry.owners))
+    assert a.ask(m.Delete(fingerprint=fingerprint, keys=keys[1])).chunks >= 2
+    reply = a.commit(a.last_store, 3)
+    assert (reply.published, reply.stop) == (0, m.StopReason.CLEARED)
+    assert a.lookup(keys).ready == 1
+    assert a.save(keys) == 6
+
+
+def test_p10_a_late_frame_for_another_incarnation_is_refused() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    a.store(chain("x", 2))
+    welcome = a.client.welcome
+    assert welcome is not None
+    a.client.welcome = m.HelloReply(
+        **{**{n: getattr(welcome, n) for n in welcome.__struct_fields__}, "epoch": b"O" * 16}
+    )
+    commit = m.Commit(session=a.session, store=a.last_store, count=2)
+    assert a.error(commit) is ErrorCode.STALE_EPOCH
+    assert world.core.stats()["slots_held"] == 0
+
+
+def test_copies_that_fail_shorten_the_store() -> None:
+    world = World(config(copy_piece_bytes=2 * 4096), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 6)
+    seq = a.send(a.store_body(keys))
+    world.pump()
+    jobs = list(world.jobs)
+    assert len(jobs) == 3
+    world.finish(jobs[2])
+    world.finish(jobs[1], "the copier says no")
+    world.finish(jobs[0])
+    world.pump()
+    reply = a.answer(seq)
+    assert (reply.copied, reply.stop) == (2, m.StopReason.COPY_FAILED)
+    assert a.commit(1, 2).published == 2
+    assert a.lookup(keys).ready == 2
+
+
+def test_a_lost_copier_fails_what_it_had_and_pools_are_asked_again() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 4)
+    seq = a.send(a.store_body(keys))
+    world.pump()
+    world.jobs.clear()
+    world.pools.clear()
+    world.core.copier_lost(fx.HOST_COPIER, world.now_ns)
+    world.pump()
+    assert a.answer(seq).stop is m.StopReason.COPY_FAILED
+    assert a.error(a.store_body(keys)) is ErrorCode.UNAVAILABLE
+    world.core.copier_ready(fx.HOST_COPIER, world.now_ns)
+    world.pump()
+    world.auto_copies = True
+    assert a.save(keys) == 4
+
+
+def test_bad_stores_are_refused_before_any_effect() -> None:
+    world = World(config())
+    a, b = world.engine("a", pages=8), world.engine("b")
+    a.register(namespace())
+    b.register(namespace())
+    good = a.store_body(chain("x", 4))
+
+    def changed(**fields: object) -> m.Store:
+        values = {name: getattr(good, name) for name in good.__struct_fields__}
+        return m.Store(**{**values, **fields})
+
+    assert a.error(changed(pages=pack_pages([0, 1, 2, 8]))) is ErrorCode.PAGE_OUT_OF_RANGE
+    assert a.error(changed(pages=pack_pages([0, 1, 2, -1]))) is ErrorCode.PAGE_OUT_OF_RANGE
+    assert a.error(changed(pages=pack_pages([0, 1, 2]))) is ErrorCode.COUNT_MISMATCH
+    assert a.error(changed(keys=good.keys[:-1])) is ErrorCode.COUNT_MISMATCH
+    assert a.error(changed(parent=b"p" * 16)) is ErrorCode.INVALID_ARGUMENT
+    assert a.error(changed(start=1)) is ErrorCode.INVALID_ARGUMENT
+    assert a.error(changed(shard=1)) is ErrorCode.INVALID_ARGUMENT
+    assert a.error(changed(session=b.session)) is ErrorCode.UNKNOWN_SESSION
+    assert a.error(changed(session=99)) is ErrorCode.UNKNOWN_SESSION
+    assert world.core.stats()["slots_reserved"] == 0
+    assert a.ask(good).copied == 4
+    assert a.error(good) is ErrorCode.DUPLICATE
+
+
+def test_a_chain_that_contradicts_itself_stops_the_store() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    x, y = chain("x", 4), chain("y", 4)
+    assert a.save(x) == 4
+    reply = a.store([y[0], y[1], x[1]])
+    assert (reply.copied, reply.stop) == (2, m.StopReason.MISSING_PARENT)
+    a.commit(a.last_store, 2)
+    reply = a.store([*chain("z", 2), chain("z", 1)[0]])
+    assert (reply.copied, reply.stop) == (2, m.StopReason.MISSING_PARENT)
+
+
+def test_sessions_take_turns_in_the_window() -> None:
+    world = World(
+        config(extents=8, slots=32, copy_window_bytes=4096, copy_piece_bytes=4096),
+        auto_copies=False,
+    )
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    b.register(namespace())
+    long = a.send(a.store_body(chain("x", 30)))
+    short = b.send(b.store_body(chain("y", 2)))
+    world.pump()
+    for _ in range(5):
+        assert len(world.jobs) == 1
+        world.finish(next(iter(world.jobs)))
+        world.pump()
+    assert short in b.replies
+    assert long not in a.replies

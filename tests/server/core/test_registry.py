@@ -1,0 +1,293 @@
+"""Registering, leaving, dying (B16, P12, rule 5) and what limits say."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import limits
+from protocol import messages as m
+from protocol.errors import ErrorCode, ReplyError
+from protocol.layout import CudaIpcMemory, MemfdMemory, RingMemory
+from server.core import effects as fx
+from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
+
+
+def test_b16_one_engine_leaves_and_the_other_goes_on() -> None:
+    world = World(config())
+    a, b, c = world.engine("a"), world.engine("b"), world.engine("c")
+    for engine in (a, b, c):
+        engine.register(namespace())
+    keys = chain("x", 6)
+    a.save(keys)
+    a.ask(a.unregister_body())
+    b.die()
+    assert c.lookup(keys).ready == 6
+    lease = c.lookup(keys).lease
+    c.retrieve(keys, lease, 0, 6)
+    c.release(lease)
+    assert c.save(chain("y", 4)) == 4
+    assert a.error(m.Lookup(session=a.session, request=1, start=0, keys=keys[0])) is (
+        ErrorCode.UNKNOWN_SESSION
+    )
+
+
+def test_chunks_outlive_the_last_engine_of_a_namespace() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 6)
+    a.save(keys)
+    a.die()
+    b = world.engine("b")
+    b.register(namespace())
+    assert b.lookup(keys).ready == 6
+
+
+def test_namespaces_do_not_share() -> None:
+    world = World(config())
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace("m"))
+    b.register(namespace("other"))
+    keys = chain("x", 6)
+    a.save(keys)
+    assert b.lookup(keys).ready == 0
+    b.save(keys)
+    assert a.lookup(keys).ready == 6
+
+
+def test_unregister_is_answered_when_copies_and_mapping_are_gone() -> None:
+    world = World(config(), auto_copies=False, auto_pools=True)
+    a = world.engine("a")
+    a.register(namespace())
+    stored = a.send(a.store_body(chain("x", 4)))
+    world.pump()
+    world.auto_pools = False
+    gone = a.send(a.unregister_body())
+    world.pump()
+    assert gone not in a.replies
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    assert a.replies[stored].error is not None
+    assert gone not in a.replies
+    (close,) = world.pending
+    assert isinstance(close, fx.ClosePool)
+    world.close(close)
+    world.pump()
+    assert isinstance(a.answer(gone), m.Done)
+    assert any(isinstance(effect, fx.DropPoolOffer) for effect in world.log)
+
+
+def test_a_dead_process_keeps_its_pool_until_its_copies_end() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    a.send(a.store_body(chain("x", 4)))
+    world.pump()
+    a.die()
+    assert not any(isinstance(effect, fx.ClosePool) for effect in world.log)
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    assert any(isinstance(effect, fx.ClosePool) for effect in world.log)
+    stats = world.core.stats()
+    assert (stats["sessions"], stats["slots_reserved"], stats["processes"]) == (0, 0, 0)
+
+
+def test_a_quiet_process_keeps_all_and_begins_nothing() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 4)
+    a.save(keys)
+    lease = a.lookup(keys).lease
+    a.retrieve(keys, lease, 0, 4)
+    world.core.process_quiet(a.process, world.now_ns)
+    world.pump()
+    assert world.core.stats()["pinned_slots"] == 4
+    assert a.error(a.store_body(keys)) is ErrorCode.UNAUTHENTICATED
+    a.release(lease)
+    assert world.core.stats()["pinned_slots"] == 0
+
+
+def test_registrations_that_are_wrong_are_refused() -> None:
+    world = World(config())
+    a = world.engine("a")
+    world.core.pool_offered(a.process, a.pool, 256 * PAGE)
+    good = a.register_body(namespace())
+
+    def changed(**fields: object) -> m.RegisterKvCache:
+        values = {name: getattr(good, name) for name in good.__struct_fields__}
+        return m.RegisterKvCache(**{**values, **fields})
+
+    def memfd(**fields: object) -> MemfdMemory:
+        return MemfdMemory(**{"pool": a.pool, "size_bytes": 256 * PAGE, **fields})
+
+    other = namespace(page_bytes=2 * PAGE)
+    assert a.error(changed(memory=memfd(pool=b"?" * 16))) is ErrorCode.POOL_INVALID
+    assert a.error(changed(memory=memfd(size_bytes=PAGE))) is ErrorCode.POOL_INVALID
+    assert a.error(changed(namespace=other)) is ErrorCode.PAGE_SIZE_MISMATCH
+    assert a.error(changed(rank=1)) is ErrorCode.INVALID_ARGUMENT
+    assert a.error(changed(memory=None)) is ErrorCode.INVALID_ARGUMENT
+    assert a.error(changed(pools=())) is ErrorCode.INVALID_ARGUMENT
+    assert a.error(changed(pools=good.pools * 2)) is ErrorCode.INVALID_ARGUMENT
+    ring = RingMemory(pool=a.pool, size_bytes=256 * PAGE)
+    assert a.error(changed(memory=ring)) is ErrorCode.UNSUPPORTED
+    cuda = CudaIpcMemory(
+        handle=b"h" * 64, device_uuid=b"u" * 16, base_offset_bytes=0, size_bytes=PAGE
+    )
+    assert a.error(changed(memory=cuda)) is ErrorCode.UNSUPPORTED
+    assert world.core.stats()["sessions"] == 0
+    assert world.core.stats()["namespaces"] == 0
+    assert a.ask(good).session == 1
+    assert a.error(good) is ErrorCode.POOL_INVALID
+    b = world.engine("a", rank=0)
+    world.core.pool_offered(b.process, b.pool, 256 * PAGE)
+    assert b.error(b.register_body(namespace())) is ErrorCode.DUPLICATE
+    assert b.error(b.register_body(namespace("other"))) is ErrorCode.INVALID_ARGUMENT
+
+
+def test_a_reader_without_memory_loads_and_cannot_store() -> None:
+    world = World(config())
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    keys = chain("x", 4)
+    a.save(keys)
+    b.space = namespace()
+    b.session = b.ask(
+        m.RegisterKvCache(namespace=namespace(), rank=0, memory=None, pools=())
+    ).session
+    b.report()
+    world.pump()
+    lease = b.lookup(keys).lease
+    b.retrieve(keys, lease, 0, 4)
+    assert b.error(b.store_body(keys)) is ErrorCode.INVALID_ARGUMENT
+
+
+def test_nothing_is_offered_before_every_rank_has_mapped_it() -> None:
+    world = World(config(extents=8, slots=16), auto_map=False)
+    ranks = [world.engine("a", rank) for rank in range(2)]
+    ranks[0].register(namespace(ranks=2))
+    ranks[0].report()
+    world.pump()
+    keys = chain("x", 4)
+    ranks[0].save(keys)
+    assert ranks[0].lookup(keys).ready == 0
+    ranks[1].register(namespace(ranks=2))
+    ranks[1].save(keys)
+    assert ranks[0].lookup(keys).ready == 0
+    ranks[1].report()
+    world.pump()
+    assert ranks[0].lookup(keys).ready == 4
+
+
+def test_an_unmapped_extent_cuts_the_offer_where_it_begins() -> None:
+    world = World(config(extents=8, slots=8), auto_map=False)
+    a = world.engine("a")
+    a.register(namespace())
+    a.report()
+    world.pump()
+    keys = chain("x", 20)
+    assert a.save(keys) == 20
+    assert a.lookup(keys).ready == 8
+    a.report()
+    world.pump()
+    assert a.lookup(keys).ready == 20
+
+
+def test_a_pool_that_cannot_be_mapped_is_an_error_and_may_be_tried_again() -> None:
+    world = World(config(), auto_pools=False)
+    a = world.engine("a")
+    world.core.pool_offered(a.process, a.pool, 256 * PAGE)
+    seq = a.send(a.register_body(namespace()))
+    world.pump()
+    (effect,) = world.pending
+    assert isinstance(effect, fx.OpenPool)
+    world.open(effect, "mmap said no")
+    world.pump()
+    with pytest.raises(ReplyError, match="POOL_INVALID: mmap said no"):
+        a.answer(seq)
+    world.auto_pools = True
+    assert a.ask(a.register_body(namespace())).session == 2
+
+
+def test_registering_past_its_deadline_is_undone() -> None:
+    world = World(config(), auto_pools=False)
+    a = world.engine("a")
+    world.core.pool_offered(a.process, a.pool, 256 * PAGE)
+    seq = a.send(a.register_body(namespace()), timeout_ns=SECOND)
+    world.pump()
+    world.step(2 * SECOND)
+    world.core.tick(world.now_ns)
+    world.pump()
+    with pytest.raises(ReplyError, match="DEADLINE_EXCEEDED"):
+        a.answer(seq)
+    (effect,) = world.pending
+    world.auto_pools = True
+    world.open(effect)  # type: ignore[arg-type]
+    world.pump()
+    assert world.core.stats()["sessions"] == 0
+    assert not world.pools
+
+
+def test_strangers_and_idlers_cost_nothing_that_grows() -> None:
+    world = World(config(max_processes=3, max_pools_per_process=2, max_sessions_per_process=1))
+    a = world.engine("a")
+    for number in range(1000):
+        peer = fx.PeerId(number.to_bytes(5, "big"))
+        world.core.request(peer, b"\xc1 garbage", world.now_ns)
+        world.core.pool_offered(a.process, type(a.pool)(number.to_bytes(16, "big")), PAGE)
+    world.core.take_effects()
+    assert world.core.stats()["connections"] == 1
+    assert len(world.core._state.peers.processes[a.process].pools) == 2
+    world.engine("b")
+    world.engine("c")
+    late = world.next_process
+    refused = world.engine("d").replies.popitem()[1].error
+    assert refused is not None
+    assert refused.code is ErrorCode.UNAUTHENTICATED
+    assert any(
+        isinstance(effect, fx.DropProcess) and effect.process == late for effect in world.log
+    )
+
+
+def test_connections_of_one_token_are_bounded_and_the_oldest_goes() -> None:
+    world = World(config())
+    a = world.engine("a")
+    first = a.peer
+    for number in range(20):
+        a.peer = fx.PeerId(b"\1" + number.to_bytes(4, "big"))
+        a.hello()
+    assert world.core.stats()["connections"] == limits.MAX_CONNECTIONS_PER_TOKEN
+    a.peer = first
+    assert a.error(m.Ping()) is ErrorCode.UNAUTHENTICATED
+    a.hello()
+    assert isinstance(a.ask(m.Ping()), m.Done)
+
+
+def test_requests_and_stores_of_one_connection_are_bounded() -> None:
+    world = World(config(extents=2, slots=4), auto_copies=False, check=False)
+    a = world.engine("a")
+    a.register(namespace())
+    seqs = [a.send(a.store_body(chain(f"x{n}", 1))) for n in range(200)]
+    world.pump()
+    busy = [seq for seq in seqs if (reply := a.replies.get(seq)) and reply.error]
+    assert len(busy) >= 200 - limits.MAX_OUTSTANDING_REQUESTS
+    assert world.core.stats()["replies_owed"] <= limits.MAX_OUTSTANDING_REQUESTS
+    world.core.check_integrity()
+
+
+def test_a_dropped_peer_gets_no_more_replies_and_its_stores_end() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 3)
+    a.send(a.store_body(keys))
+    world.pump()
+    world.core.peer_dropped(a.peer)
+    before = len([effect for effect in world.log if isinstance(effect, fx.SendReply)])
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    after = len([effect for effect in world.log if isinstance(effect, fx.SendReply)])
+    assert before == after
+    assert a.error(m.Ping()) is ErrorCode.UNAUTHENTICATED
+    a.hello()
+    assert a.commit(1, 3).published == 3
