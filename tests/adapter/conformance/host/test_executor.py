@@ -295,6 +295,17 @@ def test_probes_pass_in_the_order_of_an_iteration() -> None:
     assert points == [("bound", (1,)), ("forward", (1,)), ("launched", (1,)), ("iteration", ())]
 
 
+def test_a_hook_that_raises_at_shutdown_leaves_nobody_waiting() -> None:
+    host = engine("finished-raises", epoch="E1")  # E1 calls request_finished on cancellation
+    running, waiting = host.submit(prompt(10), 100), host.submit(prompt(10), 100)
+    until(lambda: host.stats().num_forwards > 0)
+    host.shutdown()
+    for handle in (running, waiting):
+        with pytest.raises(ExecutorDiedError, match="finished-raises"):
+            handle.result(WAIT_S)
+    assert isinstance(host.error, OSError)
+
+
 def test_shutdown_ends_what_is_left_and_every_thread() -> None:
     host = engine("async")
     waiting = host.submit(prompt(20), 3)
