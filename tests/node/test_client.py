@@ -23,6 +23,7 @@ pytestmark = pytest.mark.node
 HERE = Path(__file__).resolve().parent
 RUN_LIMIT_S = 60.0
 INSTALL_LIMIT_S = 300.0
+SIZES = ("--l1-size", "64M", "--extent-size", "4M")
 STEPS = [
     "golden vectors",
     "HELLO, PING and the refusals of both",
@@ -83,7 +84,7 @@ def run(folder: Path, server: ServerProcess, *more: str) -> subprocess.Completed
 def test_a_whole_life(transport: str, client_dir: Path, short_dir: Path, shm_dir: Path) -> None:
     url = f"tcp://127.0.0.1:{free_port()}" if transport == "tcp" else None
     environ = {"XDG_RUNTIME_DIR": str(short_dir)}
-    with ServerProcess(short_dir, shm_dir / "arena", url=url, environ=environ) as server:
+    with ServerProcess(short_dir, shm_dir / "arena", *SIZES, url=url, environ=environ) as server:
         done = run(client_dir, server)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{server.log()}"
         assert done.stdout.splitlines() == STEPS
@@ -93,7 +94,7 @@ def test_a_whole_life(transport: str, client_dir: Path, short_dir: Path, shm_dir
 @pytest.mark.timeout(400)
 def test_the_client_notices_wrong_bytes(client_dir: Path, short_dir: Path, shm_dir: Path) -> None:
     """The control: with one byte of the pool changed after COMMIT, the comparison fails."""
-    with ServerProcess(short_dir, shm_dir / "arena") as server:
+    with ServerProcess(short_dir, shm_dir / "arena", *SIZES) as server:
         done = run(client_dir, server, "--spoil")
         assert done.returncode == 1
         assert done.stdout.splitlines() == STEPS[:4]
