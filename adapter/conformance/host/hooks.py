@@ -19,6 +19,11 @@ from typing import Final
 NUM_BUCKETS: Final = 24
 """Bucket i counts durations in [2^i, 2^(i+1)) microseconds; the first also shorter ones."""
 
+BRING_UP: Final = frozenset(
+    {"register_forward_pass_callable", "register_kv_caches", "wait_for_initialization"}
+)
+"""Called once on the main thread, before the executor runs: no iteration waits for these."""
+
 
 @dataclass
 class HookStats:
@@ -72,7 +77,7 @@ class HookRecorder:
             return sum(s.num_calls for (hook, _), s in self._stats.items() if hook == name)
 
     def longest(self, *, with_load: bool = False) -> tuple[str, int]:
-        """The hook that took longest.
+        """The hook that kept the executor's thread longest; bring-up does not count.
 
         Args:
             with_load: Look at calls with a load in them instead of those without.
@@ -94,6 +99,7 @@ class HookRecorder:
                 {
                     "hook": hook,
                     "with_load": load,
+                    "bring_up": hook in BRING_UP,
                     "num_calls": stats.num_calls,
                     "mean_us": stats.total_ns / stats.num_calls / 1000,
                     "max_us": stats.max_ns / 1000,

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from adapter.conformance.host.hooks import NUM_BUCKETS, HookRecorder, HookStats
@@ -27,6 +29,16 @@ def test_calls_with_a_load_are_apart() -> None:
     rows = recorder.as_rows()
     assert len(rows) == 3
     assert rows[0]["max_us"] == max(float(str(row["max_us"])) for row in rows)
+
+
+def test_bring_up_is_recorded_and_never_the_longest() -> None:
+    recorder = HookRecorder()
+    with recorder.timed("get_finished"):
+        pass
+    with recorder.timed("wait_for_initialization"):
+        time.sleep(0.005)  # a bring-up that takes long; nothing is waited for
+    assert recorder.longest()[0] == "get_finished"
+    assert [row["bring_up"] for row in recorder.as_rows()] == [True, False]
 
 
 def test_nothing_recorded_has_no_longest() -> None:
