@@ -122,10 +122,11 @@ class Mappings:
         target = self._extents.get(extent)
         if source is None or target is None:
             raise ValueError(f"pool {pool} or extent {extent} is not mapped")
-        _check_bounds(parts[0], parts[2], source, "pool")
-        _check_bounds(parts[1], parts[2], target, "extent")
-        for start, to, size in runs(parts):
-            np.copyto(target.view[to : to + size], source.view[start : start + size])
+        joined = runs(parts)
+        _check_bounds(joined, source, target)
+        copy, to, out_of = np.copyto, target.view, source.view
+        for start, at, size in joined:
+            copy(to[at : at + size], out_of[start : start + size])
 
     @property
     def is_cold(self) -> bool:
@@ -150,18 +151,19 @@ class Mappings:
             self._cold.popleft()
 
 
-def _check_bounds(
-    offsets: NDArray[np.int64], lengths: NDArray[np.int64], mapping: Mapping, name: str
-) -> None:
-    if not offsets.size:
-        return
-    if int(lengths.min()) < 0 or int(offsets.min()) < mapping.first_byte:
-        raise ValueError(f"a part begins outside the {name}")
-    # Both are below 2**62 here, so the sum cannot wrap.
-    if int(offsets.max()) >= 1 << 62 or int(lengths.max()) >= 1 << 62:
-        raise ValueError(f"a part is longer than any {name}")
-    if int((offsets + lengths).max()) > mapping.view.size:
-        raise ValueError(f"a part ends outside the {name}")
+# Plain integers from here on, for jobs of some dozen parts: a copy streams through the caches, and
+# after it every numpy call is a cold one.
+
+
+def _check_bounds(joined: list[tuple[int, int, int]], source: Mapping, target: Mapping) -> None:
+    pool_bytes, extent_bytes, first_byte = source.view.size, target.view.size, target.first_byte
+    for start, at, size in joined:
+        if size < 0:
+            raise ValueError("a part begins outside the pool: its length is negative")
+        if start < 0 or start + size > pool_bytes:
+            raise ValueError("a part lies outside the pool")
+        if at < first_byte or at + size > extent_bytes:
+            raise ValueError("a part lies outside the extent")
 
 
 def runs(parts: NDArray[np.int64]) -> list[tuple[int, int, int]]:
@@ -173,12 +175,13 @@ def runs(parts: NDArray[np.int64]) -> list[tuple[int, int, int]]:
     Returns:
         (source, target, length) of each run, in order.
     """
-    sources, targets, lengths = parts
-    if not lengths.size:
-        return []
-    joined = (sources[1:] == sources[:-1] + lengths[:-1]) & (
-        targets[1:] == targets[:-1] + lengths[:-1]
-    )
-    starts = np.flatnonzero(np.concatenate(([True], ~joined)))
-    sums = np.add.reduceat(lengths, starts)
-    return list(zip(sources[starts].tolist(), targets[starts].tolist(), sums.tolist(), strict=True))
+    joined: list[tuple[int, int, int]] = []
+    source_end = target_end = -1
+    for source, target, length in zip(*parts.tolist(), strict=True):
+        if length >= 0 and source == source_end and target == target_end:
+            first_source, first_target, so_far = joined[-1]
+            joined[-1] = (first_source, first_target, so_far + length)
+        else:
+            joined.append((source, target, length))
+        source_end, target_end = source + length, target + length
+    return joined
