@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from adapter.channel import Channel
 from adapter.identity import Geometry
 from adapter.link import Joined, Link
@@ -200,9 +198,11 @@ class OfferDesk:
                 RetrieveReply,
             )
             slots = unpack_slots(reply.slots, count, reply.num_shards)
-            extents = np.unique(slots["extent"][:, joined.namespace.shards_of_rank(joined.rank)])
+            mine = list(joined.namespace.shards_of_rank(joined.rank))
+            # Not np.unique: its first call imports for tens of milliseconds.
+            extents = set(slots["extent"][:, mine].ravel().tolist())
             table = self._link.extents
-            if all(table.get(int(number), joined.epoch) is not None for number in extents):
+            if all(table.get(number, joined.epoch) is not None for number in extents):
                 return Offer(
                     lease=lease,
                     epoch=joined.epoch,

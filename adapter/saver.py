@@ -162,7 +162,8 @@ class Saver:
     def _turn(self, channel: Channel) -> None:
         joined = self._link.joined
         if _registration(joined) != _registration(self._joined):
-            self._lose(joined)
+            if self._joined is not None:  # nothing can be lost before the first registration
+                self._lose(joined)
             self._joined = joined
         if joined is None:
             with self._lock:

@@ -55,6 +55,11 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         self._mark: Mark | None = None
         self._done_loads: OrderedDict[bytes, None] = OrderedDict()
 
+    @property
+    def link(self) -> Link | None:
+        """The link to the server, once the pool is registered with it; for diagnosis."""
+        return None if self._running is None else self._running.link
+
     # --- bring-up ---
 
     def register_forward_pass_callable(self) -> Callable[..., Any] | None:

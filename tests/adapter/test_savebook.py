@@ -1,0 +1,78 @@
+"""What the engine reports: names in order, confirmations, finished requests, nonsense."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.messages import StopReason
+from tests.adapter.hostlike import FakeMark
+from tests.adapter.test_saveflow import Rig
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_names_alone_send_nothing(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1, 2]), alive={7: 0})
+    assert rig.flow.next_stores(9) == []
+    assert rig.book.outstanding(7)
+    assert not rig.book.outstanding(8)
+
+
+def test_only_what_was_computed_before_is_sent(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1, 2, 3]), alive={7: 1})
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 1
+
+
+def test_confirmed_chunks_wait_for_the_stream(rig: Rig) -> None:
+    mark = FakeMark(is_done=False)
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    rig.bind(alive={7: 1}, mark=mark)
+    assert rig.flow.next_stores(9) == []
+    mark.is_done = True
+    assert len(rig.flow.next_stores(9)) == 1
+
+
+def test_a_gap_in_the_names_is_dropped(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    rig.bind(rig.name(7, 2, [3]), alive={7: 3})
+    assert rig.ledger.counts["saves_dropped_gap"] == 1
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 1
+
+
+def test_finished_without_saves_is_reported_at_once(rig: Rig) -> None:
+    rig.book.finished([5], None, 0.0)
+    assert rig.ledger.take_saved() == [5]
+
+
+def test_a_repeated_announcement_is_not_reported_twice(rig: Rig) -> None:  # P19
+    rig.copying()
+    rig.book.finished([107], None, 0.0)
+    rig.book.finished([107], None, 0.0)
+    rig.flow.copied(7, 2, 0, StopReason.NONE, 0.0)
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_ended_before_anything_was_sent(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    rig.bind(ended=(7,))
+    assert rig.ledger.num_entries == 0
+    rig.bind(ended=(7, 8))
+
+
+def test_pages_outside_the_pool_are_nonsense(rig: Rig) -> None:
+    with pytest.raises(IndexError):
+        rig.bind(new=(256,))
+
+
+def test_abandon_gives_held_pages_back(rig: Rig) -> None:
+    rig.copying()
+    assert rig.ledger.hold(107, 2)
+    rig.book.finished([107], None, 0.0)
+    rig.book.abandon()
+    assert rig.ledger.take_saved() == [107]
+    assert rig.ledger.num_held_pages == 0

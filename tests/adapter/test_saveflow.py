@@ -1,0 +1,278 @@
+"""A copy is published only when its pages are known to have been right all the time (P04, B09)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapter.metadata import ConnectorMetadata, SaveNames
+from adapter.savebook import SaveBook
+from adapter.saveflow import MAX_COPYING, MAX_UNSETTLED, PROOF_S, SaveFlow
+from adapter.saveledger import HOLD_S, SaveLedger
+from protocol.messages import StopReason
+from tests.adapter.hostlike import FakeMark
+from tests.adapter.savehost import SaveHost
+
+OK = StopReason.NONE
+
+
+class Rig:
+    """A ledger with one-line reports."""
+
+    def __init__(self) -> None:
+        self.ledger = SaveLedger(256, 1, 50)
+        self.book, self.flow = SaveBook(self.ledger), SaveFlow(self.ledger)
+
+    def name(self, key: int, first: int, pages: list[int], request_id: int = 0) -> SaveNames:
+        keys = b"".join(bytes([key, first + at]) * 8 for at in range(len(pages)))
+        return SaveNames(
+            request_id or 100 + key, key, first, b"", keys, np.array(pages, dtype=np.int32)
+        )
+
+    def bind(
+        self,
+        *names: SaveNames,
+        alive: dict[int, int] | None = None,
+        new: tuple[int, ...] = (),
+        ended: tuple[int, ...] = (),
+        mark: FakeMark | None = None,
+    ) -> None:
+        alive = alive or {}
+        metadata = ConnectorMetadata(
+            1,
+            new_pages=np.array(new, dtype=np.int32),
+            alive=np.array(list(alive), dtype=np.int64),
+            valid_chunks=np.array(list(alive.values()), dtype=np.int32),
+            names=names,
+            ended=np.array(ended, dtype=np.int64),
+        )
+        self.book.bound(metadata, mark)
+
+    def copying(self, pages: tuple[int, ...] = (1, 2)) -> None:
+        """Request 7 named, confirmed and sent as STORE 70."""
+        self.bind(self.name(7, 0, list(pages)), alive={7: 0})
+        self.bind(alive={7: len(pages)})
+        (order,) = self.flow.next_stores(100)
+        assert order.num_chunks == len(pages)
+        self.flow.sent(7, 70)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 1 << 30), chunk=st.integers(1, 2))
+def test_nothing_wrong_is_ever_published(seed: int, chunk: int) -> None:
+    host = SaveHost(seed, chunk)
+    for _ in range(150):
+        host.step()
+    for _ in range(40):  # all is given back in the end
+        host.run_forward()
+        host.serve()
+        host.settle()
+        host.book.finished(host.announced, host.last_mark, host.now_s)
+        host.announced = []
+        for request_id in host.ledger.take_saved():
+            host.free += host.holding.pop(request_id)
+    assert host.holding == {}
+    assert host.ledger.num_held_pages == 0
+
+
+def test_the_miniature_host_does_publish() -> None:
+    assert sum(_published(seed) for seed in range(10)) > 50
+
+
+def _published(seed: int) -> int:
+    host = SaveHost(seed)
+    for _ in range(300):
+        host.step()
+    return host.num_published
+
+
+def test_copied_waits_for_a_later_sign_of_life(rig: Rig) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    assert rig.flow.next_settlements(0.0) == []
+    rig.bind(alive={8: 0})
+    assert rig.flow.next_settlements(0.0) == []
+    rig.bind(alive={7: 2})
+    (commit,) = rig.flow.next_settlements(0.0)
+    assert (commit.store, commit.count) == (70, 2)
+    rig.flow.settled(7, 2, OK, 0.0)
+    assert rig.ledger.counts["chunks_saved"] == 2
+    assert not rig.ledger.has_work
+
+
+def test_a_sign_of_life_during_the_copy_is_not_enough(rig: Rig) -> None:
+    rig.copying()
+    rig.bind(alive={7: 2})
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    assert rig.flow.next_settlements(0.0) == []
+
+
+def test_held_pages_are_committed_at_once(rig: Rig) -> None:
+    rig.copying()
+    assert rig.ledger.hold(107, 2)
+    rig.book.finished([107], None, 0.0)
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    (commit,) = rig.flow.next_settlements(0.0)
+    assert commit.count == 2
+    rig.flow.settled(7, 2, OK, 0.0)
+    assert rig.ledger.take_saved() == [107]
+    assert rig.ledger.num_held_pages == 0
+
+
+def test_pages_handed_out_meanwhile_are_withdrawn(rig: Rig) -> None:  # P04
+    rig.copying()
+    rig.bind(new=(2,), alive={7: 2})
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.bind(alive={7: 2})
+    (commit,) = rig.flow.next_settlements(0.0)
+    assert commit.count == 1
+    rig.flow.settled(7, 1, OK, 0.0)
+    rig = Rig()
+    rig.copying()
+    rig.bind(new=(1,), alive={7: 2})
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    (cancel,) = rig.flow.next_settlements(0.0)
+    assert cancel.count == 0
+
+
+def test_an_ended_request_is_withdrawn(rig: Rig) -> None:
+    rig.copying()
+    rig.bind(ended=(7,))
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    (cancel,) = rig.flow.next_settlements(0.0)
+    assert cancel.count == 0
+    rig.flow.settled(7, 0, OK, 0.0)
+    assert rig.ledger.num_entries == 0
+
+
+def test_a_copy_without_a_sign_of_life_is_withdrawn_in_time(rig: Rig) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    assert rig.flow.next_settlements(PROOF_S) == []
+    assert rig.flow.next_settlements(PROOF_S + 1)[0].count == 0
+
+
+def test_what_the_server_holds_is_skipped_and_the_next_part_names_its_parent(rig: Rig) -> None:
+    rig.copying((1, 2, 3))
+    rig.flow.copied(7, 3, 0, OK, 0.0)
+    assert not rig.ledger.has_work
+    rig.bind(rig.name(7, 3, [4]), alive={7: 3})
+    rig.bind(alive={7: 4})
+    (order,) = rig.flow.next_stores(100)
+    assert (order.first_chunk, order.num_chunks) == (3, 1)
+    assert order.parent == bytes([7, 2]) * 8
+
+
+@pytest.mark.parametrize("stop", [StopReason.BUSY, StopReason.NO_ROOM, StopReason.MISSING_PARENT])
+def test_a_stopped_save_is_dropped_and_tried_again_only_with_more(
+    rig: Rig, stop: StopReason
+) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 0, stop, 0.0)
+    assert rig.flow.next_stores(100) == []
+    assert not rig.book.outstanding(7)
+    rig.bind(rig.name(7, 2, [3]), alive={7: 2})
+    assert rig.book.outstanding(7)
+    rig.bind(alive={7: 3})
+    (order,) = rig.flow.next_stores(100)
+    assert (order.first_chunk, order.num_chunks) == (0, 3)  # the hole heals
+    for _ in range(2):
+        rig.flow.copied(7, 0, 0, stop, 0.0)
+        rig.bind(rig.name(7, rig.ledger.entries()[0].named, [9]), alive={7: 9})
+        rig.bind(alive={7: 99})
+        rig.flow.next_stores(100)
+    assert rig.ledger.counts[f"saves_stopped_{stop.name.lower()}"] == 3
+    assert not rig.book.outstanding(7)
+
+
+def test_a_refused_request_drops_its_save(rig: Rig) -> None:
+    rig.copying()
+    assert rig.ledger.hold(107, 2)
+    rig.book.finished([107], None, 0.0)
+    rig.flow.failed(7, 0.0)
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_a_lost_server_gives_held_pages_back_and_the_living_begin_anew(rig: Rig) -> None:
+    rig.copying()
+    rig.bind(rig.name(8, 0, [10, 11], 108), alive={7: 2, 8: 0})
+    rig.bind(alive={7: 2, 8: 2})
+    rig.flow.next_stores(100)
+    rig.flow.sent(8, 80)
+    assert rig.ledger.hold(108, 2)
+    rig.book.finished([108], None, 0.0)
+    assert sorted(rig.flow.server_lost(0.0)) == [70, 80]
+    assert rig.ledger.take_saved() == [108]
+    rig.bind(rig.name(7, 2, [3]), alive={7: 2})
+    rig.bind(alive={7: 3})
+    (order,) = rig.flow.next_stores(100)
+    assert (order.key, order.first_chunk, order.num_chunks) == (7, 0, 3)
+
+
+def test_without_a_server_nothing_is_held(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    rig.bind(alive={7: 1})
+    assert rig.ledger.hold(107, 1)
+    rig.book.finished([107], None, 0.0)
+    rig.flow.give_up_held()
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_holding_ends_in_time_even_if_the_stream_never_passes(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    assert rig.ledger.hold(107, 1)
+    rig.book.finished([107], FakeMark(is_done=False), 0.0)
+    assert rig.flow.next_stores(100) == []
+    rig.flow.expire(HOLD_S)
+    assert rig.ledger.take_saved() == []
+    rig.flow.expire(HOLD_S + 1)
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_a_failed_stream_confirms_nothing(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    assert rig.ledger.hold(107, 1)
+    rig.book.finished([107], FakeMark(error=RuntimeError("illegal access")), 0.0)
+    assert rig.flow.next_stores(100) == []
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_bounds_of_what_is_in_flight(rig: Rig) -> None:
+    for key in range(1, 100):
+        rig.bind(rig.name(key, 0, [key]), alive={key: 0})
+        rig.bind(alive={key: 1})
+    sent = 0
+    while True:
+        orders = rig.flow.next_stores(100)
+        assert len(orders) <= MAX_COPYING
+        if not orders:
+            break
+        for order in orders:
+            rig.flow.copied(order.key, 0, 1, OK, 0.0)
+        sent += len(orders)
+    assert sent == MAX_UNSETTLED
+
+
+def test_answers_about_forgotten_requests_are_ignored(rig: Rig) -> None:
+    rig.copying()
+    rig.book.abandon()
+    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.settled(7, 2, OK, 0.0)
+    rig.flow.failed(7, 0.0)
+    rig.flow.sent(7, 71)
+    assert not rig.ledger.has_work
+
+
+def test_a_long_save_goes_in_parts(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1, 2, 3]), alive={7: 0})
+    rig.bind(alive={7: 3})
+    (order,) = rig.flow.next_stores(2)
+    assert order.num_chunks == 2
+    assert rig.flow.next_stores(2) == []  # one at a time: its parent must be held first

@@ -1,0 +1,72 @@
+"""Held pages are capped, each id is reported once, nothing is left over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adapter.saveledger import HOLD_S, MIN_HELD_PAGES, SaveLedger
+from protocol import limits
+
+
+@pytest.mark.parametrize(("percent", "cap"), [(5, 50), (1, MIN_HELD_PAGES), (0, 0), (100, 1000)])
+def test_cap_on_held_pages(percent: int, cap: int) -> None:
+    ledger = SaveLedger(1000, 1, percent)
+    assert ledger.max_held_pages == cap
+    assert not ledger.hold(1, cap + 1)
+    assert ledger.counts["saves_dropped_held_cap"] == 1
+    if cap:
+        assert ledger.hold(2, cap)
+        assert not ledger.hold(3, 1)
+        ledger.report(2)
+        assert ledger.hold(3, 1)
+        assert ledger.num_held_pages == 1
+
+
+def test_ids_are_reported_once() -> None:
+    ledger = SaveLedger(10, 1, 5)
+    ledger.report(4)
+    assert ledger.take_saved() == [4]
+    assert ledger.take_saved() == []
+
+
+def test_an_id_used_again_belongs_to_the_newest_request() -> None:
+    ledger = SaveLedger(10, 1, 5)
+    old = ledger.open(1, 10, 0, b"")
+    new = ledger.open(1, 11, 0, b"")
+    assert old is not None
+    assert ledger.find_request(1) is new
+    ledger.remove(old)
+    assert ledger.find_request(1) is new
+    assert ledger.find(10) is None
+    assert ledger.entries() == [new]
+
+
+def test_number_of_entries_is_bounded() -> None:
+    ledger = SaveLedger(10, 1, 5)
+    for key in range(1, limits.MAX_LIVE_REQUESTS + 1):
+        assert ledger.open(key, key, 0, b"") is not None
+    assert ledger.open(0, 99999, 0, b"") is None
+    assert ledger.counts["saves_dropped_crowded"] == 1
+
+
+def test_note_and_tidy() -> None:
+    ledger = SaveLedger(10, 1, 5)
+    entry = ledger.open(1, 10, 0, b"")
+    assert entry is not None
+    ledger.note(entry)
+    assert not ledger.has_work
+    entry.add(b"k" * 16, np.zeros(1, np.int32), np.zeros(1, np.int64))
+    entry.confirm(1, None)
+    ledger.note(entry)
+    assert ledger.busy() == [entry]
+    entry.next_chunk = 1
+    ledger.tidy(entry, 0.0)
+    assert not ledger.has_work
+    assert ledger.num_entries == 1
+    entry.held_since_s = 0.0
+    assert not ledger.is_overdue(entry, HOLD_S)
+    assert ledger.is_overdue(entry, HOLD_S + 1)
+    ledger.note(entry)
+    assert ledger.take_saved() == [1]
+    assert ledger.num_entries == 0
