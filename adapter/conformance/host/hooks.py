@@ -87,7 +87,9 @@ class HookRecorder:
         """
         with self._lock:
             rows = [
-                (s.max_ns, hook) for (hook, load), s in self._stats.items() if load == with_load
+                (stats.max_ns, hook)
+                for (hook, load), stats in self._stats.items()
+                if load == with_load and hook not in BRING_UP
             ]
         max_ns, name = max(rows, default=(0, ""))
         return name, max_ns
