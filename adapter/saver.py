@@ -162,7 +162,7 @@ class Saver:
     def _turn(self, channel: Channel) -> None:
         joined = self._link.joined
         if _registration(joined) != _registration(self._joined):
-            if self._joined is not None:  # nothing can be lost before the first registration
+            if self._joined is not None:  # without a registration nothing was in flight
                 self._lose(joined)
             self._joined = joined
         if joined is None:
