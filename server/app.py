@@ -28,7 +28,7 @@ from server.config import ServerConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
 from server.shell import arena as arenas
-from server.shell import memory
+from server.shell import clock, memory
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
@@ -94,6 +94,8 @@ class Server:
             self._arena.id,
             secrets.token_bytes,
         )
+        # It is up once CopierReady says so; what is to be mapped before that waits for it.
+        core.copier_lost(HOST_COPIER, clock.now_ns())
         self._loop = Loop(self._router, core, queue, self._complaints, DRAIN_LIMIT_S)
         names = ("signals", "side", "arena", "copier-0")
         self._reporters = {name: Reporter(self._context, name, queue) for name in names}
