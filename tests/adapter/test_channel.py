@@ -85,7 +85,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 def all_of(channel: Channel, count: int) -> list[Completion]:
     ended: list[Completion] = []
-    until(lambda: ended.extend(channel.poll(0.05)) or len(ended) >= count)
+
+    def collect() -> bool:
+        ended.extend(channel.poll(0.05))
+        return len(ended) >= count
+
+    until(collect)
     return ended
 
 
@@ -146,7 +151,9 @@ def test_a_late_reply_is_never_taken_for_another(
     assert server.num_hellos > hellos
 
 
-def test_no_time_left_is_told_without_asking(server: Responder, link: Link, channel: Channel) -> None:
+def test_no_time_left_is_told_without_asking(
+    server: Responder, link: Link, channel: Channel
+) -> None:
     with pytest.raises(UnreachableError, match="no time"):
         channel.call(lookup(), 0)
     assert Op.LOOKUP not in server.ops()
@@ -190,8 +197,15 @@ def test_a_connection_that_the_server_gave_up_is_replaced_within_the_call(
     server: Responder, link: Link, channel: Channel
 ) -> None:
     channel.call(Ping(), 2)
-    answers = iter([refuse(ErrorCode.UNAUTHENTICATED), server._default])
-    server.handlers[Op.LOOKUP] = lambda body: next(answers)(body)
+    refused: list[Request] = []
+
+    def once(body: Request) -> Body:
+        if refused:
+            return server._default(body)
+        refused.append(body)
+        return refuse(ErrorCode.UNAUTHENTICATED)(body)
+
+    server.handlers[Op.LOOKUP] = once
     assert isinstance(channel.call(lookup(), 2), LookupReply)
     assert link.joined is not None
 

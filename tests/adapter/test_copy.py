@@ -44,7 +44,8 @@ class Arena:
 
     def page(self, extent: int, slot: int, index: int) -> NDArray[np.uint8]:
         start = index * self.page_bytes
-        return self.files[extent].payloads[slot][start : start + self.page_bytes]
+        page: NDArray[np.uint8] = self.files[extent].payloads[slot][start : start + self.page_bytes]
+        return page
 
     def pool(self) -> NDArray[np.uint8]:
         return np.full(POOL_PAGES * self.page_bytes, 0xEE, dtype=np.uint8)

@@ -19,12 +19,12 @@ from tests.adapter.responder import Responder, until
 
 
 @pytest.fixture
-def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     with zmq.Context() as context:
         yield context
 
 
-def connect(context: "zmq.Context[zmq.Socket[bytes]]", url: str) -> Dealer:
+def connect(context: zmq.Context[zmq.Socket[bytes]], url: str) -> Dealer:
     return Dealer(context, url, InstanceId(os.urandom(16)), "test")
 
 
@@ -34,7 +34,7 @@ def answer(dealer: Dealer) -> Reply:
 
 
 def test_nothing_is_sent_before_the_connection_stands(
-    context: "zmq.Context[zmq.Socket[bytes]]", short_dir: Path
+    context: zmq.Context[zmq.Socket[bytes]], short_dir: Path
 ) -> None:
     dealer = connect(context, f"ipc://{short_dir}/nobody")
     assert dealer.say_hello(Token(b"t" * 16)) is None
@@ -44,9 +44,7 @@ def test_nothing_is_sent_before_the_connection_stands(
     dealer.close()
 
 
-def test_hello_then_requests(
-    context: "zmq.Context[zmq.Socket[bytes]]", short_dir: Path
-) -> None:
+def test_hello_then_requests(context: zmq.Context[zmq.Socket[bytes]], short_dir: Path) -> None:
     with Responder(short_dir) as server:
         dealer = connect(context, server.url)
         with pytest.raises(RequestError, match="HELLO"):
@@ -62,7 +60,7 @@ def test_hello_then_requests(
 
 
 def test_replies_that_nobody_awaits_are_skipped_and_senseless_ones_refused(
-    context: "zmq.Context[zmq.Socket[bytes]]", short_dir: Path
+    context: zmq.Context[zmq.Socket[bytes]], short_dir: Path
 ) -> None:
     router = context.socket(zmq.ROUTER)
     router.bind(f"ipc://{short_dir}/r")
@@ -83,7 +81,7 @@ def test_replies_that_nobody_awaits_are_skipped_and_senseless_ones_refused(
 
 
 def test_a_server_gone_is_told_by_not_sending(
-    context: "zmq.Context[zmq.Socket[bytes]]", short_dir: Path
+    context: zmq.Context[zmq.Socket[bytes]], short_dir: Path
 ) -> None:
     router = context.socket(zmq.ROUTER)
     router.bind(f"ipc://{short_dir}/r")
@@ -94,6 +92,6 @@ def test_a_server_gone_is_told_by_not_sending(
     dealer.close()
 
 
-def test_endpoint_that_is_none(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+def test_endpoint_that_is_none(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with pytest.raises(zmq.ZMQError):
         connect(context, "nonsense")

@@ -18,12 +18,12 @@ from tests.adapter.responder import Responder, until
 
 
 @pytest.fixture
-def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     with zmq.Context() as context:
         yield context
 
 
-def ask(context: "zmq.Context[zmq.Socket[bytes]]", url: str, within_s: float = 5.0) -> Discovery:
+def ask(context: zmq.Context[zmq.Socket[bytes]], url: str, within_s: float = 5.0) -> Discovery:
     until_ns = time.monotonic_ns() + int(within_s * 1e9)
     return Discovery(context, url, InstanceId(os.urandom(16)), "test", until_ns)
 
@@ -33,14 +33,14 @@ def answered(discovery: Discovery) -> str | None:
     return discovery.path
 
 
-def test_path_is_learnt(context: "zmq.Context[zmq.Socket[bytes]]", short_dir: Path) -> None:
+def test_path_is_learnt(context: zmq.Context[zmq.Socket[bytes]], short_dir: Path) -> None:
     with Responder(short_dir, "tcp://127.0.0.1:*") as server:
         discovery = ask(context, server.url)
         assert until(lambda: answered(discovery)) == server.base + ".side"
         discovery.close()
 
 
-def test_nobody_answers(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+def test_nobody_answers(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     discovery = ask(context, "tcp://127.0.0.1:9", within_s=0.05)
     with pytest.raises(UnreachableError) as caught:
         until(lambda: answered(discovery))
@@ -48,9 +48,7 @@ def test_nobody_answers(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     discovery.close()
 
 
-def test_a_server_without_a_path(
-    context: "zmq.Context[zmq.Socket[bytes]]", short_dir: Path
-) -> None:
+def test_a_server_without_a_path(context: zmq.Context[zmq.Socket[bytes]], short_dir: Path) -> None:
     def refuse(_: Request) -> Body:
         raise RequestError(ErrorCode.UNAUTHENTICATED, "no token", side="relative/path")
 
@@ -62,6 +60,6 @@ def test_a_server_without_a_path(
         discovery.close()
 
 
-def test_endpoint_that_is_none(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+def test_endpoint_that_is_none(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with pytest.raises(UnreachableError):
         ask(context, "nonsense")

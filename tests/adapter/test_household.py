@@ -17,7 +17,7 @@ from protocol.errors import ErrorCode, UnreachableError
 from protocol.ids import InstanceId
 
 
-def household(context: "zmq.Context[zmq.Socket[bytes]]", retire_s: float = 10.0) -> Household:
+def household(context: zmq.Context[zmq.Socket[bytes]], retire_s: float = 10.0) -> Household:
     """A household whose mapper is not started."""
     journal = Journal(logging.getLogger("kvkeep.test"))
     table = ExtentTable(lambda: None)

@@ -334,11 +334,13 @@ def test_a_dropped_side_connection_is_made_again_and_the_old_session_ended(
 
 
 def test_close_unregisters_and_leaves_nothing_behind(server: Responder) -> None:
+    gc.collect()
     threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
     file = ExtentFile(geometry(1, namespace()), server.arena)
     with joined_link(server.url) as link:
         server.give(file)
-        until(lambda: link.extents.get(1))
+        extents = link.extents
+        until(lambda: extents.get(1))
         assert link.close(5)
         assert link.close(5)
         assert server.ops().count(Op.UNREGISTER) == 1
@@ -346,9 +348,9 @@ def test_close_unregisters_and_leaves_nothing_behind(server: Responder) -> None:
         assert link.joined is None
         link.release(LEASE)
         link.start()
-    del link
     file.close()
     assert threading.active_count() == threads
+    del link, extents
     gc.collect()
     for fd in server.pools:
         os.close(fd)

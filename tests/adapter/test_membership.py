@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from adapter.membership import Access, Joined, Membership
 from protocol.errors import ErrorCode, UnreachableError
@@ -27,25 +28,27 @@ def access(serial: int = 1) -> Access:
 
 def test_enter_and_leave() -> None:
     membership = Membership()
-    assert membership.access is None
+    assert membership.wait(0) is None
     membership.enter(access())
     assert membership.access == access()
     assert membership.wait(0) == access()
     membership.leave()
-    assert membership.access is None
+    assert membership.wait(0) is None
 
 
 def test_wait_wakes_when_joined_refused_or_ended() -> None:
     error = UnreachableError(ErrorCode.POOL_INVALID, "no seal")
-    for act in (
-        lambda m: m.enter(access()),
-        lambda m: m.refuse(error),
-        lambda m: m.end(),
-    ):
-        membership = Membership()
+    membership = Membership()
+    news: list[Callable[[], None]] = [
+        lambda: membership.enter(access()),
+        lambda: membership.refuse(error),
+        membership.end,
+    ]
+    for act in news:
+        membership.leave()
         waiter = threading.Thread(target=membership.wait, args=(10,))
         waiter.start()
-        act(membership)
+        act()
         waiter.join(5)
         assert not waiter.is_alive()
     assert membership.access is None

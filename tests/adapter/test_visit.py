@@ -1,0 +1,193 @@
+"""One stay: what begins it, what ends it, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from adapter.enrolment import PoolFd, Registration
+from adapter.household import Former, Household
+from adapter.visit import Visit
+from protocol.errors import ErrorCode, UnreachableError
+from protocol.ids import Epoch, SessionId
+from protocol.messages import Op
+from protocol.side import Welcome, pack
+from tests.adapter.linking import make_pool, shard_pool
+from tests.adapter.responder import ExtentFile, Responder, geometry, namespace, until, void
+from tests.adapter.test_household import household
+
+
+@pytest.fixture
+def house() -> Iterator[Household]:
+    with zmq.Context() as context:
+        yield household(context)
+
+
+@pytest.fixture
+def server(short_dir: Path) -> Iterator[Responder]:
+    with Responder(short_dir) as server:
+        yield server
+
+
+@pytest.fixture
+def registration() -> Registration:
+    pool = make_pool(4)
+    return Registration(namespace(), 0, PoolFd(pool.fd), pool.num_bytes, (shard_pool(4),))
+
+
+def begin(house: Household, server: Responder, former: Former | None = None) -> Visit:
+    return Visit(house, 1, server.base + ".side", former)
+
+
+def turn_until(
+    visit: Visit, registration: Registration | None, condition: Callable[[], Any]
+) -> None:
+    def step() -> Any:
+        visit.turn(time.monotonic_ns(), registration, None)
+        return condition()
+
+    until(step)
+
+
+def join(visit: Visit, registration: Registration) -> None:
+    turn_until(visit, registration, lambda: visit.duties)
+
+
+def ended(visit: Visit, registration: Registration | None = None) -> UnreachableError:
+    with pytest.raises(UnreachableError) as caught:
+        turn_until(visit, registration, lambda: False)
+    visit.close()
+    return caught.value
+
+
+def test_a_stay_is_polled_registered_and_left(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    visit = begin(house, server)
+    assert len(visit.polled(0)) == 1
+    assert visit.has_left
+    turn_until(visit, None, lambda: visit.is_welcome)
+    assert visit.registration is None
+    join(visit, registration)
+    assert len(visit.polled(0)) == 2
+    assert house.membership.access is not None
+    assert house.membership.access.serial == 1
+    assert visit.gave_pool
+    visit.leave()
+    assert not server.bodies(Op.UNREGISTER)
+    turn_until(visit, registration, lambda: visit.has_left)
+    visit.close()
+    visit.close()
+
+
+def test_nobody_there(house: Household, short_dir: Path) -> None:
+    with pytest.raises(UnreachableError):
+        Visit(house, 1, f"{short_dir}/nobody", None)
+
+
+def test_no_welcome_in_time(house: Household, server: Responder) -> None:
+    server.stop()  # the listening socket's backlog took the connection, nobody speaks
+    with pytest.raises(UnreachableError):
+        begin(house, server)
+
+
+def test_the_server_ends_it(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    visit = begin(house, server)
+    join(visit, registration)
+    server.drop_sides()
+    assert "closed" in ended(visit, registration).message
+
+
+def test_a_second_welcome_ends_it(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    visit = begin(house, server)
+    join(visit, registration)
+    again = Welcome(token=bytes(16), epoch=bytes(16), arena=bytes(16), endpoint=server.url)
+    server.run(lambda: void(server._sides[-1].send(pack(again))))
+    assert ended(visit, registration).code == ErrorCode.MALFORMED
+
+
+@pytest.mark.parametrize("endpoint", ["nonsense", "tcp://8.8.8.8:1", ""])
+def test_an_unusable_endpoint_ends_it(house: Household, server: Responder, endpoint: str) -> None:
+    server.url = endpoint
+    assert ended(begin(house, server)).code == ErrorCode.INVALID_URL
+
+
+def test_void_tokens_end_it(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    server.make_token = lambda: b"not remembered !"  # type: ignore[assignment,method-assign,return-value]
+    assert ended(begin(house, server), registration).code == ErrorCode.UNAUTHENTICATED
+
+
+def test_doubt_ends_it(house: Household, server: Responder, registration: Registration) -> None:
+    visit = begin(house, server)
+    join(visit, registration)
+    house.membership.doubt(1)
+    assert ended(visit, registration).code == ErrorCode.UNKNOWN_SESSION
+
+
+def test_a_refusal_is_kept_and_the_stay_goes_on(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    server.refuse_pool = ErrorCode.POOL_INVALID
+    visit = begin(house, server)
+    turn_until(visit, registration, lambda: house.membership.refusal)
+    assert visit.has_left
+    assert house.membership.access is None
+    visit.turn(time.monotonic_ns(), registration, None)
+    assert visit.next_ns(time.monotonic_ns()) is None
+    visit.close()
+
+
+def test_the_former_session_is_ended_first_when_its_time_is_over(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    former = Former(server.epoch, SessionId(9), time.monotonic_ns())
+    visit = begin(replace(house, retire_s=0.1), server, former)
+    started_s = time.monotonic()
+    join(visit, registration)
+    assert time.monotonic() - started_s >= 0.1
+    assert server.bodies(Op.UNREGISTER)[0].session == 9
+    visit.close()
+
+
+def test_a_former_session_of_another_server_does_not_matter(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    former = Former(Epoch(b"x" * 16), SessionId(9), time.monotonic_ns())
+    visit = begin(house, server, former)
+    join(visit, registration)
+    assert server.bodies(Op.UNREGISTER) == []
+    visit.close()
+
+
+def test_early_extents_are_closed_with_the_stay_or_when_taken(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    server.mute.add(Op.REGISTER_KV_CACHE)
+    visit = begin(house, server)
+    turn_until(visit, registration, lambda: server.bodies(Op.REGISTER_KV_CACHE))
+    files = [ExtentFile(geometry(n, namespace()), server.arena) for n in (1, 2)]
+    fds = len(os.listdir("/proc/self/fd"))
+    server.num_sessions = 1
+    for file in files:
+        server.give(file)
+    turn_until(visit, registration, lambda: len(visit._early) == 2)
+    server.take(1)
+    turn_until(visit, registration, lambda: len(visit._early) == 1)
+    assert visit._early[0][0].extent == 2
+    assert len(os.listdir("/proc/self/fd")) == fds + 1
+    visit.close()
+    for file in files:
+        file.close()
