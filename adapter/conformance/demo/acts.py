@@ -8,11 +8,11 @@ Must not know: how outcomes are shown. Runs in the demo's main thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from adapter.conformance.demo.cast import Answer, Engine, Server
+from adapter.conformance.demo.cast import EXACT, Answer, Engine, Server
 from adapter.conformance.demo.expected import PerfectCache
 from adapter.conformance.demo.outcome import Outcome
 from adapter.conformance.demo.processes import DemoError, Stage
@@ -138,7 +138,7 @@ class TextActs:
         texts = [text for pair in zip(self._prompts, self._longer, strict=True) for text in pair]
         longest = max(len(text.tokens) for text in texts) + MAX_NEW_TOKENS - 1
         pool = -(-longest // TOKENS_PER_BLOCK)
-        engine = self._engine = self._start("engine-B", self.server.url, pool)
+        engine = self._engine = self._start("engine-B", self.server.url, pool, EXACT)
         asked: list[Asked] = []
         for _ in range(2):
             for text in texts:
@@ -233,7 +233,13 @@ class TextActs:
         }
         outcome.summary = f"hits again {back_s:.2f} s after the server, {len(answers)} requests"
 
-    def _start(self, name: str, url: str | None, num_blocks: int) -> Engine:
+    def _start(
+        self,
+        name: str,
+        url: str | None,
+        num_blocks: int,
+        settings: Mapping[str, str] | None = None,
+    ) -> Engine:
         return Engine(
             self._on,
             name,
@@ -241,6 +247,7 @@ class TextActs:
             url=url,
             num_blocks=num_blocks,
             tokens_per_block=TOKENS_PER_BLOCK,
+            settings=settings,
         )
 
     def _ask(self, text: Prompt) -> Asked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from adapter.conformance.demo.acts import Report
-from adapter.conformance.demo.cast import Engine, Server
+from adapter.conformance.demo.cast import EXACT, Engine, Server
 from adapter.conformance.demo.expected import trace_blocks
 from adapter.conformance.demo.libraries import heavy_libraries, libraries, process_tree
 from adapter.conformance.demo.outcome import Outcome
@@ -18,9 +18,6 @@ from adapter.conformance.host.weights import ModelConfig, write_model_dir
 
 PUBLISHED: Final = (2278, 13662)
 """Full blocks hit and full blocks in all of the first 500 requests, known beforehand."""
-
-# Finished requests may hold a twentieth of the pool for saves: room for the longest prompt.
-_HELD_SHARE: Final = 20
 
 
 # What pages of 4 KiB for 512 tokens look like to whoever reads the model's config.json.
@@ -54,8 +51,9 @@ def replay_trace(
         "engine-trace",
         model=write_model_dir(on.folder / "model-trace", _MODEL),
         url=server.url,
-        num_blocks=_HELD_SHARE * (longest + 1),
+        num_blocks=longest + 1,
         tokens_per_block=BLOCK_TOKENS,
+        settings=EXACT,
         payload=True,
     )
     counted = engine.replay(num_requests, lambda done: report(done, num_requests))
@@ -95,7 +93,9 @@ def look_at_server(server: Server, outcome: Outcome) -> None:
     pids = process_tree(server.pid)
     mapped = {pid: libraries(pid) for pid in pids}
     heavy = sorted({path for paths in mapped.values() for path in heavy_libraries(paths)})
-    outcome.claim("the live server has neither torch nor CUDA mapped", not heavy and all(mapped))
+    outcome.claim(
+        "the live server has neither torch nor CUDA mapped", not heavy and all(mapped.values())
+    )
     exit_code = server.end()
     extents = [path for path in server.arena_dir.rglob("*") if path.is_file()]
     outcome.claim("SIGTERM ends it cleanly, its memory is given back", exit_code == 0)

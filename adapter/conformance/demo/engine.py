@@ -21,6 +21,7 @@ from typing import Any, Final, TextIO
 
 from adapter.config import make_kv_connector_config
 from adapter.conformance.demo import logits
+from adapter.conformance.demo.calm import Calm
 from adapter.conformance.demo.replay import replay
 from adapter.conformance.demo.trace import BLOCK_TOKENS, VOCAB_SIZE
 from adapter.conformance.host.engine import HostEngine
@@ -34,6 +35,7 @@ PAYLOAD_BYTES_PER_TOKEN: Final = 4
 """In each of K and V, one layer: pages of 4 KiB for 512 tokens."""
 
 _HOLD_S: Final = 60.0
+_SETTLE_S: Final = 60.0
 _POLL_S: Final = 0.01
 
 
@@ -64,6 +66,7 @@ class Desk:
         self._voice = voice
         self._engine: HostEngine | None = None
         self._payload: PayloadModel | None = None
+        self._calm: Calm | None = None
         self._pending: dict[str, tuple[RequestHandle, float]] = {}
         self._hold = False
         self._offered = threading.Event()
@@ -118,6 +121,8 @@ class Desk:
             )
         options = HostOptions(probe=self._probe)
         engine = self._engine = HostEngine(args, num_blocks, model=forward, options=options)
+        link = getattr(engine.connector.worker, "link", None)
+        self._calm = None if link is None else Calm(link)
         page_bytes = engine.pool[0].numel() * engine.pool.element_size()
         return {"page_bytes": page_bytes, "pool_pages": num_blocks}
 
@@ -188,15 +193,17 @@ class Desk:
         return {"answers": answers}
 
     def settle(self, *, timeout_s: float) -> dict[str, Any]:
-        """Wait until every save has ended, then forget what the engine could reuse itself.
+        """Wait for saves and mappings, then forget what the engine could reuse itself.
 
         Args:
             timeout_s: Longest wait in seconds.
 
         Returns:
-            ``forgotten_pages``.
+            ``forgotten_pages``, and whether a server ``is_there``.
         """
-        return {"forgotten_pages": self.engine.forget_reuse(timeout_s)}
+        pages = self.engine.forget_reuse(timeout_s)
+        is_there = self._calm is not None and self._calm.wait(timeout_s)
+        return {"forgotten_pages": pages, "is_there": is_there}
 
     def replay(self, *, num_requests: int) -> dict[str, Any]:
         """Replay the trace; see ``adapter.conformance.demo.replay``."""
@@ -206,11 +213,12 @@ class Desk:
             self.engine,
             self._payload,
             num_requests,
-            lambda done: self._voice.say("progress", done=done),
+            settle=lambda: self.settle(timeout_s=_SETTLE_S),
+            report=lambda done: self._voice.say("progress", done=done),
         )
 
     def figures(self) -> dict[str, Any]:
-        """Hook durations so far: the longest without a load in milliseconds, and all rows."""
+        """Hook durations so far: the longest of the executor without a load, and all rows."""
         hook, duration_ns = self.engine.hooks.longest()
         return {
             "longest_hook": hook,
@@ -221,6 +229,8 @@ class Desk:
     def close(self) -> None:
         """End the engine, if there is one."""
         self._go.set()
+        if self._calm is not None:
+            self._calm.close()
         if self._engine is not None:
             self._engine.shutdown()
 

@@ -1,7 +1,8 @@
 """A trace through an engine and its connector, one request after the other.
 
-Before each request the engine's own reuse is emptied and every save has ended, so
-each hit comes from the server and none is lost to timing. The payload model
+Between requests everything settles: saves have ended, what the server gave is mapped,
+the engine's own reuse is empty. So each hit comes from the server and none is lost to
+timing. The payload model
 compares each page that counts as computed with the bytes its tokens stand for.
 
 Must not know: servers, what hits are expected. Runs on the main thread of an
@@ -25,6 +26,8 @@ def replay(
     engine: HostEngine,
     payload: PayloadModel,
     num_requests: int,
+    *,
+    settle: Callable[[], object],
     report: Callable[[int], None],
 ) -> dict[str, Any]:
     """Send the first requests of the trace, each generating one token.
@@ -33,6 +36,7 @@ def replay(
         engine: Engine with ``payload`` as its model.
         payload: Verifies pages before a request's first forward.
         num_requests: How many requests.
+        settle: Called after each request.
         report: Told the number of requests done, now and then.
 
     Returns:
@@ -48,7 +52,7 @@ def replay(
         result = engine.submit(request.tokens(), 1).result(_REQUEST_S)
         hits.append(result.num_loaded_tokens // BLOCK_TOKENS)
         num_device_tokens += result.num_device_tokens
-        engine.forget_reuse(_REQUEST_S)
+        settle()
         if number % _REPORT_EVERY == 0:
             report(number)
     return {

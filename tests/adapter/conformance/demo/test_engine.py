@@ -88,7 +88,7 @@ def test_what_goes_wrong_is_told_and_the_next_order_is_taken(start: dict[str, An
     assert unknown == {"event": "failed", "reason": "KeyError: 'dance'"}
     assert refused["event"] == "failed"
     assert "2001 tokens" in refused["reason"]
-    assert settled == {"event": "done", "result": {"forgotten_pages": 0}}
+    assert settled == {"event": "done", "result": {"forgotten_pages": 0, "is_there": False}}
 
 
 def test_a_replay_needs_pages_that_can_be_verified(start: dict[str, Any]) -> None:

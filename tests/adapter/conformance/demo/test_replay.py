@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
@@ -29,10 +31,14 @@ def engine(url: str | None) -> tuple[HostEngine, PayloadModel]:
     return HostEngine(args, 300, model=payload), payload
 
 
+def run(host: HostEngine, payload: PayloadModel, number: int, said: list[int]) -> dict[str, Any]:
+    return replay(host, payload, number, settle=lambda: host.forget_reuse(30), report=said.append)
+
+
 def test_without_a_connector_nothing_hits() -> None:
     host, payload = engine(None)
     with host:
-        counted = replay(host, payload, NUM_REQUESTS, lambda done: None)
+        counted = run(host, payload, NUM_REQUESTS, [])
     records = [(r.num_tokens, r.block_ids) for r in read_trace(NUM_REQUESTS)]
     assert counted["full_blocks"] == trace_blocks(records, BLOCK_TOKENS)[1]
     assert counted["hit_blocks"] == counted["device_blocks"] == counted["verified_blocks"] == 0
@@ -42,7 +48,7 @@ def test_a_perfect_connector_gives_the_expected_count_and_every_block_is_verifie
     reported: list[int] = []
     host, payload = engine("dict://replay")
     with host:
-        counted = replay(host, payload, NUM_REQUESTS, reported.append)
+        counted = run(host, payload, NUM_REQUESTS, reported)
     records = [(r.num_tokens, r.block_ids) for r in read_trace(NUM_REQUESTS)]
     expected = trace_blocks(records, BLOCK_TOKENS)
     assert (counted["hit_blocks"], counted["full_blocks"]) == expected
@@ -55,10 +61,10 @@ def test_a_perfect_connector_gives_the_expected_count_and_every_block_is_verifie
 def test_one_wrong_byte_ends_the_replay() -> None:
     host, payload = engine("dict://replay-wrong")
     with host:
-        replay(host, payload, 3, lambda done: None)
+        run(host, payload, 3, [])
         store = connectors.STORES["dict://replay-wrong"]
         for key, page in store.items():
             store[key] = bytes([page[0] ^ 1]) + page[1:]
         with pytest.raises(HostError) as caught:
-            replay(host, payload, 3, lambda done: None)
+            run(host, payload, 3, [])
     assert "does not hold block 0" in str(caught.value)
