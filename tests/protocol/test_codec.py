@@ -223,6 +223,12 @@ def test_what_cannot_be_sent_says_so(value: Any) -> None:
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("session", ["1", b"1", 1.0, True, None, [1]])
+def test_nothing_is_coerced(session: Any) -> None:
+    with pytest.raises(RequestError, match=r"\$.session"):
+        codec.struct_from_plain({"session": session}, messages.Unregister)
+
+
 def test_errors_name_the_field_and_what_is_valid() -> None:
     with pytest.raises(RequestError, match=r"Expected `int` >= 1 - at `\$.session`"):
         codec.struct_from_plain({"session": 0}, messages.Unregister)
