@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from protocol.extents import ExtentGeometry, cut
 from protocol.ids import ExtentId, Fingerprint, SessionId
 from server.core.clock import Clock
@@ -151,8 +153,7 @@ class Arena:
             part = extent.free[: -(count - len(taken)) - 1 : -1]
             del extent.free[len(extent.free) - len(part) :]
             extent.num_reserved += len(part)
-            for slot in part:
-                self.slots.state_of[slot] = RESERVED
+            self.slots.state[part] = RESERVED
             taken += part
             if len(taken) == count:
                 break
@@ -246,13 +247,14 @@ class Arena:
         """
         idle = self.slots.unpin(slots)
         nodes = self.slots.node[idle]
-        for slot, node in zip(idle.tolist(), nodes.tolist(), strict=True):
-            if node == NO_NODE:
-                self.slots.state_of[slot] = FREE
-                extent = self.extents[ExtentId(self.slots.extent_of[slot])]
-                extent.free.append(slot)
-            elif not self.is_cleared(owner, slot) and owner.index.flags[node] & PARKED:
-                owner.leaves.offer(node)
+        for slot in idle[nodes == NO_NODE].tolist():
+            self.slots.state_of[slot] = FREE
+            self.extents[ExtentId(self.slots.extent_of[slot])].free.append(slot)
+        kept = (nodes != NO_NODE) & (self.slots.generation[idle] > owner.cleared_generation)
+        nodes = nodes[kept]
+        flags = np.frombuffer(owner.index.flags, dtype=np.uint8)[nodes]
+        for node in nodes[(flags & PARKED) != 0].tolist():
+            owner.leaves.offer(node)
 
     def is_cleared(self, owner: Owner, slot: int) -> bool:
         """Whether a published slot belongs to an index that CLEAR has replaced."""

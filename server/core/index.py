@@ -101,37 +101,75 @@ class ChunkIndex:
         """The node of a key, or ABSENT."""
         return self._by_key.get(key, ABSENT)
 
-    def add(self, key: bytes, parent: int, now_us: int) -> int:
-        """Adds a node without cells; the caller fills one before anything else happens.
+    def find_all(self, keys: list[bytes]) -> list[int]:
+        """The node of each key, or ABSENT."""
+        get = self._by_key.get
+        return [get(key, ABSENT) for key in keys]
+
+    def add_chain(self, keys: list[bytes], parent: int, now_us: int) -> NDArray[np.int64]:
+        """Adds nodes that continue each other; the caller fills a cell of each at once.
 
         Args:
-            key: not in the index.
-            parent: node or ROOT.
-            now_us: its first stamp.
+            keys: not in the index, each once, at least one.
+            parent: of the first, node or ROOT.
+            now_us: first stamp.
 
         Returns:
-            The node.
+            int64[n], the nodes in order.
         """
-        if not self._unused:
+        count = len(keys)
+        while len(self._unused) < count:
             self._grow(2 * len(self.keys))
-        node = self._unused.pop()
-        self._by_key[key] = node
-        self.keys[node] = key
+        taken = self._unused[: -count - 1 : -1]
+        del self._unused[-count:]
+        nodes = np.array(taken, dtype=np.int64)
+        column = self._columns
+        column["parent"][nodes[1:]] = nodes[:-1]
+        column["first_child"][nodes[:-1]] = nodes[1:]
+        column["first_child"][nodes[-1]] = ABSENT
+        column["previous"][nodes] = ABSENT
+        column["next"][nodes] = ABSENT
+        column["locks"][nodes] = 0
+        column["missing"][nodes] = self._num_full
+        depth = 0 if parent == ROOT else self.depth[parent] + 1
+        column["depth"][nodes] = np.arange(depth, depth + count)
+        self._stamps[nodes] = now_us
+        flags, by_key, names = self.flags, self._by_key, self.keys
+        for key, node in zip(keys, taken, strict=True):
+            flags[node] = 0
+            names[node] = key
+            by_key[key] = node
+        self._link(taken[0], parent)
+        return nodes
+
+    def _link(self, node: int, parent: int) -> None:
         self.parent[node] = parent
-        self.first_child[node] = self.previous[node] = self.next[node] = ABSENT
-        self.depth[node] = 0
-        self.locks[node] = 0
-        self.missing[node] = self._num_full
-        self.stamp[node] = now_us
-        self.flags[node] = 0
         if parent != ROOT:
             sibling = self.first_child[parent]
             self.next[node] = sibling
             if sibling != ABSENT:
                 self.previous[sibling] = node
             self.first_child[parent] = node
-            self.depth[node] = self.depth[parent] + 1
-        return node
+
+    def publish(
+        self, nodes: NDArray[np.int64], shard: int, now_us: int
+    ) -> tuple[list[int], list[int]]:
+        """Counts cells whose slots were just published.
+
+        Args:
+            nodes: int64[n], each once.
+            shard: which cell of each.
+            now_us: their new stamp.
+
+        Returns:
+            Those that are leaves, and those that still lack shards.
+        """
+        missing = self._columns["missing"]
+        if self.full[shard]:
+            missing[nodes] -= 1
+        self._stamps[nodes] = now_us
+        leaves = nodes[self._columns["first_child"][nodes] == ABSENT]
+        return leaves.tolist(), nodes[missing[nodes] > 0].tolist()
 
     def remove(self, node: int) -> int:
         """Removes a node that has neither cells nor children.
@@ -171,14 +209,15 @@ class ChunkIndex:
         slot = self.cell_of[node * self.num_shards + shard]
         return slot != ABSENT and self._slots.state_of[slot] == HELD
 
-    def fill(self, node: int, shard: int, slot: int) -> None:
-        """Puts a reserved slot into an absent cell."""
-        self.cell_of[node * self.num_shards + shard] = slot
+    def fill(self, nodes: NDArray[np.int64], shard: int, slots: NDArray[np.int64]) -> None:
+        """Puts reserved slots into absent cells.
 
-    def note_held(self, node: int, shard: int) -> None:
-        """Counts a cell whose slot was just published."""
-        if self.full[shard]:
-            self.missing[node] -= 1
+        Args:
+            nodes: int64[n].
+            shard: which cell of each.
+            slots: int64[n].
+        """
+        self.cells[nodes, shard] = slots
 
     def vacate(self, node: int, shard: int, was_held: bool) -> None:
         """Empties a cell."""

@@ -120,6 +120,11 @@ class StorePlan:
         """Key of one of its chunks."""
         return self.keys[chunk * ID_BYTES : (chunk + 1) * ID_BYTES]
 
+    def some_keys(self, first: int, count: int) -> list[bytes]:
+        """Keys of at most ``count`` of its chunks from ``first`` on."""
+        stop = min(len(self.keys), (first + count) * ID_BYTES)
+        return [self.keys[at : at + ID_BYTES] for at in range(first * ID_BYTES, stop, ID_BYTES)]
+
 
 class Plans:
     """All STOREs.
@@ -261,37 +266,39 @@ class Plans:
     def _reserve(self, plan: StorePlan) -> Pause:
         """Reserves up to one slice; says whether to go on or to wait."""
         first = plan.held + len(plan.slots)
-        wanted = min(SLICE_BLOCKS, plan.num_chunks - first)
-        free = self._reservable(plan, first, wanted)
-        if free == 0:
+        count = self._reservable(plan, plan.some_keys(first, SLICE_BLOCKS))
+        if count == 0:
             return MORE
-        slots = self._room(plan, free)
+        slots = self._room(plan, count)
         if not slots:
             return WAIT if plan.stop is StopReason.NONE else MORE
-        self._void(slots)
-        index, shard, tip, now_us = plan.index, plan.shard, plan.tip, self._clock.now_us
-        for offset, slot in enumerate(slots):
-            key = plan.key(first + offset)
-            node = index.find(key)
-            if node == ABSENT:
-                node = index.add(key, tip, now_us)
-            index.fill(node, shard, slot)
-            self._slots.node_of[slot] = node
-            self.by_slot[slot] = plan
-            tip = node
-        plan.tip = tip
+        numbers = np.array(slots, dtype=np.int64)
+        self._void(numbers)
+        nodes = self._nodes(plan, plan.some_keys(first, len(slots)))
+        plan.index.fill(nodes, plan.shard, numbers)
+        self._slots.node[numbers] = nodes
+        self.by_slot.update(dict.fromkeys(slots, plan))
+        plan.tip = int(nodes[-1])
         plan.slots += slots
         plan.good = len(plan.slots)
-        self._queue_pieces(plan, first - plan.held, slots)
+        self._queue_pieces(plan, first - plan.held, numbers)
         return MORE
 
-    def _reservable(self, plan: StorePlan, first: int, wanted: int) -> int:
+    def _nodes(self, plan: StorePlan, keys: list[bytes]) -> NDArray[np.int64]:
+        """Nodes for checked keys: those there are, then new ones."""
+        found = plan.index.find_all(keys)
+        known = found.index(ABSENT) if ABSENT in found else len(found)
+        nodes = np.array(found, dtype=np.int64)
+        if known < len(found):
+            parent = found[known - 1] if known else plan.tip
+            nodes[known:] = plan.index.add_chain(keys[known:], parent, self._clock.now_us)
+        return nodes
+
+    def _reservable(self, plan: StorePlan, keys: list[bytes]) -> int:
         """How many of the next chunks may be reserved; sets ``stop`` when none may."""
         index, shard, tip = plan.index, plan.shard, plan.tip
         absent: set[bytes] = set()
-        for offset in range(wanted):
-            key = plan.key(first + offset)
-            node = index.find(key)
+        for offset, (key, node) in enumerate(zip(keys, index.find_all(keys), strict=True)):
             if node == ABSENT and key not in absent:
                 absent.add(key)
                 continue
@@ -306,7 +313,7 @@ class Plans:
                     plan.stop = stop
                 return offset
             tip = node
-        return wanted
+        return len(keys)
 
     def _room(self, plan: StorePlan, count: int) -> list[int]:
         owner, shard, arena = plan.owner, plan.shard, self._arena
@@ -338,8 +345,7 @@ class Plans:
 
         return wake
 
-    def _void(self, slots: list[int]) -> None:
-        numbers = np.array(slots, dtype=np.int64)
+    def _void(self, numbers: NDArray[np.int64]) -> None:
         dirty = numbers[self._slots.generation[numbers] != 0]
         if dirty.size:
             self._slots.generation[dirty] = 0
@@ -352,14 +358,14 @@ class Plans:
             return [(ExtentId(int(extents[0])), slots)]
         return [(ExtentId(int(one)), slots[extents == one]) for one in np.unique(extents)]
 
-    def _queue_pieces(self, plan: StorePlan, first: int, slots: list[int]) -> None:
+    def _queue_pieces(self, plan: StorePlan, first: int, slots: NDArray[np.int64]) -> None:
         owner, shard = plan.owner, plan.shard
         chunk_blocks = owner.namespace.chunk_blocks
         payload_bytes = owner.namespace.slot_payload_bytes(shard)
         most = max(
             1, min(SLICE_BLOCKS // chunk_blocks, self._config.copy_piece_bytes // payload_bytes)
         )
-        extents = [self._slots.extent_of[slot] for slot in slots]
+        extents = self._slots.extent[slots].tolist()
         begin = 0
         while begin < len(slots):
             end = begin + 1
@@ -410,7 +416,7 @@ class Plans:
         plan.stage = Stage.COPIED
         self._timers.cancel(plan.timer)
         self._outbox.counters["stored_chunks"] += plan.good
-        self._outbox.counters["stores"] += 1
+        self._outbox.counters["stores_answered"] += 1
         self._outbox.reply(
             plan.ticket, StoreReply(held=plan.held, copied=plan.good, stop=plan.stop)
         )
@@ -540,19 +546,18 @@ class Plans:
         return StopReason.NONE
 
     def _publish(self, plan: StorePlan, done: int, part: list[int]) -> None:
-        index, shard, owner, now_us = plan.index, plan.shard, plan.owner, self._clock.now_us
+        shard, owner, now_us = plan.shard, plan.owner, self._clock.now_us
         slots, instance = self._slots, plan.session.instance.instance
-        for slot in part:
-            node = slots.node_of[slot]
-            slots.state_of[slot] = HELD
-            del self.by_slot[slot]
-            index.note_held(node, shard)
-            index.touch(node, now_us)
-            owner.leaves.offer(node)
-            if index.missing[node]:
-                owner.leaves.watch(node, instance, now_us)
-        chunk = plan.held + done
         numbers = np.array(part, dtype=np.int64)
+        slots.state[numbers] = HELD
+        for slot in part:
+            del self.by_slot[slot]
+        leaves, incomplete = plan.index.publish(slots.node[numbers], shard, now_us)
+        for node in leaves:
+            owner.leaves.offer(node)
+        for node in incomplete:
+            owner.leaves.watch(node, instance, now_us)
+        chunk = plan.held + done
         rows = records.build(
             keys=plan.keys[chunk * ID_BYTES : (chunk + len(part)) * ID_BYTES],
             parent=plan.key(chunk - 1) if chunk else plan.parent_key,
