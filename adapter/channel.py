@@ -40,8 +40,8 @@ GRACE_S: Final = 0.5
 SUBMIT_CONNECT_S: Final = 0.5
 """Longest wait for a new connection in ``submit``, which no hook of the host calls."""
 
-_LOOK_S: Final = 0.05
-"""While waiting for submitted requests: how often to look whether the server is gone."""
+_LOOK_S: Final = 0.02
+"""While waiting for a reply: how often to look whether the server is gone."""
 
 
 @dataclass(frozen=True)
@@ -303,8 +303,13 @@ class Channel:
             if reply is not None:
                 return reply
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or not dealer.wait(left_s):
+            if left_s <= 0:
                 return None
+            access = self._setup.membership.access
+            if access is None or access.serial != self._serial:
+                self._drop("the server is gone")
+                raise UnreachableError(ErrorCode.UNAVAILABLE, "the server is gone")
+            dealer.wait(min(left_s, _LOOK_S))
 
     def _lost(self, kind: str, reason: str) -> UnreachableError:
         """Gives up the connection and opens the breaker."""

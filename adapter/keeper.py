@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -79,7 +80,12 @@ class Keeper:
     """The thread and the state that only it touches."""
 
     def __init__(
-        self, household: Household, endpoint: Endpoint, orders: Orders, wake: Wake
+        self,
+        household: Household,
+        endpoint: Endpoint,
+        orders: Orders,
+        wake: Wake,
+        on_end: Callable[[], None],
     ) -> None:
         """Starts nothing.
 
@@ -88,12 +94,14 @@ class Keeper:
             endpoint: the server's.
             orders: of the link.
             wake: set after each change of the orders and by everything with news.
+            on_end: called, on the thread, when its sockets are closed.
         """
         self.outcome = Outcome()
         self._house = household
         self._endpoint = endpoint
         self._orders = orders
         self._wake = wake
+        self._on_end = on_end
         self._visit: Visit | None = None
         self._discovery: Discovery | None = None
         self._former: Former | None = None
@@ -127,6 +135,7 @@ class Keeper:
             except Exception as error:  # noqa: BLE001 - the engine must never notice
                 self._house.journal.report("keeper_faults", f"the keeper failed: {error!r}")
                 self._end_stay(str(error), time.monotonic_ns())
+        self._on_end()
 
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()

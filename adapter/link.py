@@ -12,12 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import zmq
 
 from adapter.breaker import Breaker
 from adapter.channel import Channel, ChannelSetup
+from adapter.context import SharedContext
 from adapter.enrolment import PoolFd, Registration
 from adapter.extents import ExtentTable
 from adapter.household import Household
@@ -78,16 +76,15 @@ class Link:
         self._membership = Membership()
         self._breaker = Breaker(self._wake.set)
         self._outbox = Outbox(self._wake.set)
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context = SharedContext()
         self._orders = Orders()
         self._lock = threading.Lock()
-        self._num_channels = 0
         self._is_started = False
         self._is_closed = False
         self._table = ExtentTable(self._kick_mapper)
         self._mapper = Mapper(self._table, self._journal, self._wake.set)
         household = Household(
-            context=self._context,
+            context=self._context.context,
             membership=self._membership,
             breaker=self._breaker,
             journal=self._journal,
@@ -99,7 +96,7 @@ class Link:
             connect_timeout_s=config.connect_timeout_s,
             retire_s=config.retire_s,
         )
-        self._keeper = Keeper(household, endpoint, self._orders, self._wake)
+        self._keeper = Keeper(household, endpoint, self._orders, self._wake, self._context.leave)
 
     def start(self) -> None:
         """Starts the keeper and the mapper; they look for the server from now on. Idempotent."""
@@ -107,6 +104,7 @@ class Link:
             if self._is_started or self._is_closed or self._is_forked:
                 return
             self._is_started = True
+            self._context.join()
             self._mapper.start()
             self._keeper.start()
 
@@ -175,11 +173,10 @@ class Link:
 
     def open_channel(self) -> Channel:
         """A channel for the calling thread; it connects when first used."""
-        with self._lock:
-            self._num_channels += 1
+        self._context.join()
         return Channel(
             ChannelSetup(
-                context=self._context,
+                context=self._context.context,
                 membership=self._membership,
                 breaker=self._breaker,
                 journal=self._journal,
@@ -187,7 +184,7 @@ class Link:
                 client=self._config.client,
                 call_budget_s=self._config.call_budget_s,
                 on_doubt=self._doubt,
-                on_close=self._channel_closed,
+                on_close=self._context.leave,
             )
         )
 
@@ -243,10 +240,10 @@ class Link:
         end_s = time.monotonic() + timeout_s
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
+        if is_first:
+            self._context.leave()
         if not self._is_started:
             self._membership.end()
-            if is_first:
-                self._end_context()
             return True
         outcome = self._keeper.outcome
         if is_first:
@@ -259,8 +256,7 @@ class Link:
         self._table.take_all_but(None)
         self._mapper.stop()
         self._mapper.join(max(0.0, end_s - time.monotonic()))
-        if is_first and self._keeper.join(max(0.0, end_s - time.monotonic())):
-            self._end_context()
+        self._keeper.join(max(0.0, end_s - time.monotonic()))
         return outcome.is_acknowledged
 
     def _kick_mapper(self) -> None:
@@ -277,17 +273,3 @@ class Link:
     def _doubt(self, serial: int) -> None:
         self._membership.doubt(serial)
         self._wake.set()
-
-    def _channel_closed(self) -> None:
-        with self._lock:
-            self._num_channels -= 1
-            is_last = self._num_channels == 0 and self._is_closed
-        if is_last and (not self._is_started or self._keeper.join(0)):
-            self._context.term()
-
-    def _end_context(self) -> None:
-        """Ends ZMQ's threads once every socket is closed; the last channel does it otherwise."""
-        with self._lock:
-            is_last = self._num_channels == 0
-        if is_last:
-            self._context.term()

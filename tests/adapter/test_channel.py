@@ -263,6 +263,15 @@ def test_what_is_in_flight_ends_when_the_server_goes(
     assert isinstance(ended.error, UnreachableError)
 
 
+def test_a_long_call_ends_when_the_server_goes(
+    server: Responder, link: Link, channel: Channel
+) -> None:
+    channel.call(Ping(), 2)
+    server.mute.add(Op.LOOKUP)
+    threading.Timer(0.05, server.drop_sides).start()
+    assert seconds(lambda: channel.call(lookup(), 60)) < 5
+
+
 def test_a_channel_belongs_to_one_thread_and_ends_with_close(link: Link) -> None:
     channel = link.open_channel()
     channel.call(Ping(), 2)

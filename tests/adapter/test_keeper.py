@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,8 @@ class Bench:
         self.house = house
         self.orders = Orders()
         self.wake = Wake()
-        self.keeper = Keeper(house, parse(url), self.orders, self.wake)
+        self.ended = threading.Event()
+        self.keeper = Keeper(house, parse(url), self.orders, self.wake, self.ended.set)
 
     def register(self) -> None:
         pool = make_pool(4)
@@ -42,6 +44,7 @@ class Bench:
         self.orders.close_by_ns = time.monotonic_ns() + int(within_s * 1e9)
         self.wake.set()
         assert self.keeper.join(within_s + 5)
+        assert self.ended.is_set()
 
 
 def welcomed(visit: Visit) -> None:
