@@ -11,11 +11,9 @@ import gc
 import logging
 import os
 import resource
-import secrets
 import signal
 import sys
 import time
-import uuid
 from collections import deque
 from types import FrameType
 
@@ -33,7 +31,7 @@ from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator
-from server.shell.lock import FileLock
+from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, make_socket
 from server.shell.peers import SideSocket
 from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
@@ -60,7 +58,7 @@ class Server:
         """
         self._config = config
         self._side_path = config.endpoint.side_path(config.runtime_dir)
-        self._epoch = Epoch(secrets.token_bytes(16))
+        self._epoch = Epoch(os.urandom(16))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lock = _lock_endpoint(config)
         try:
@@ -92,7 +90,7 @@ class Server:
             ),
             self._epoch,
             self._arena.id,
-            secrets.token_bytes,
+            os.urandom,
         )
         # It is up once CopierReady says so; what is to be mapped before that waits for it.
         core.copier_lost(HOST_COPIER, clock.now_ns())
@@ -176,7 +174,7 @@ class Server:
 def _lock_endpoint(config: ServerConfig) -> FileLock:
     path = config.endpoint.lock_path(config.runtime_dir)
     folder = os.path.dirname(path)
-    owner = f"pid {os.getpid()}, server {uuid.uuid4()}, started {time.time():.3f}"
+    owner = owner_line()
     try:
         if folder == config.runtime_dir:
             arenas.make_private_directory(folder)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import time
-import uuid
 
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import ArenaId
 from server.shell.extents import EXTENT_SUFFIX
-from server.shell.lock import FileLock
+from server.shell.lock import FileLock, owner_line
 
 _LOCK = "lock"
 _IDENTITY = "arena"
@@ -61,8 +59,8 @@ class Arena:
         self.num_discarded = 0
         try:
             self._made = make_private_directory(directory)
-            owner = f"pid {os.getpid()}, server {uuid.uuid4()}, started {time.time():.3f}"
-            self._lock = FileLock(f"{directory}/{_LOCK}", owner, f"the arena {directory}")
+            lock_path = f"{directory}/{_LOCK}"
+            self._lock = FileLock(lock_path, owner_line(), f"the arena {directory}")
             self._discard_extents()
             self._write_identity()
         except OSError as error:

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 
 from protocol.errors import ConfigError, ErrorCode
 
 _MAX_OWNER_BYTES = 512
 _TRIES = 100
+
+
+def owner_line() -> str:
+    """One line naming this process for people: its id, a random name, its start.
+
+    Returns:
+        Without a line break.
+    """
+    return f"pid {os.getpid()}, server {os.urandom(16).hex()}, started {time.time():.3f}"
 
 
 class FileLock:

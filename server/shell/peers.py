@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import selectors
 import socket
 import threading
@@ -282,7 +281,7 @@ class SideSocket:
                 f"protocol {hello.major}.{hello.minor} is not spoken here; {VERSION_MAJOR}.0 to "
                 f"{VERSION_MAJOR}.{VERSION_MINOR} are",
             )
-        token = Token(secrets.token_bytes(16))
+        token = Token(os.urandom(16))
         peer.joined = True
         self._silent.discard(peer.process)
         # Reported before it is answered, so the loop knows the token before a HELLO brings it.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import select
 import socket
 import subprocess
@@ -38,8 +37,8 @@ def child_environment(environ: dict[str, str], machine: str, libc: str) -> dict[
 
     Args:
         environ: of this process.
-        machine: as ``platform.machine`` says.
-        libc: as ``platform.libc_ver`` names it.
+        machine: as ``os.uname`` says.
+        libc: as ``libc_name`` says.
 
     Returns:
         A copy with this installation first on the import path, one numerics thread, and the
@@ -57,6 +56,19 @@ def child_environment(environ: dict[str, str], machine: str, libc: str) -> dict[
         ]
         own["GLIBC_TUNABLES"] = ":".join([*others, _TUNABLE])
     return own
+
+
+def libc_name() -> str:
+    """The C library of this process.
+
+    Returns:
+        ``glibc``, or nothing for another one.
+    """
+    try:
+        found = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):  # musl does not know the name
+        return ""
+    return found.split()[0] if found else ""
 
 
 class Supervisor:
@@ -124,7 +136,7 @@ class Supervisor:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=child_environment(dict(os.environ), platform.machine(), platform.libc_ver()[0]),
+                env=child_environment(dict(os.environ), os.uname().machine, libc_name()),
             )
         with self._lock:
             self._channel = ours

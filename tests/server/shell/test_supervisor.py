@@ -12,7 +12,7 @@ import pytest
 from server.copier.wire import Command, Kind, pack_command
 from server.core.effects import HOST_COPIER
 from server.shell.reports import CopierAnswered, CopierLost, CopierReady
-from server.shell.supervisor import Supervisor, child_environment
+from server.shell.supervisor import Supervisor, child_environment, libc_name
 from tests.server.shell.reporting import Reports
 from tests.wire.process import is_alive, wait_until
 
@@ -92,6 +92,17 @@ def test_the_store_tunable_is_set_where_it_is_read() -> None:
     assert own["PATH"] == "/bin"
     for machine, libc in (("aarch64", "glibc"), ("x86_64", "")):
         assert "GLIBC_TUNABLES" not in child_environment({}, machine, libc)
+
+
+def test_a_running_copier_has_the_tunable(reports: Reports) -> None:
+    supervisor = Supervisor(HOST_COPIER, reports.reporter)
+    supervisor.start()
+    ready = reports.wait_for(CopierReady)
+    environ = Path(f"/proc/{ready.pid}/environ").read_bytes().split(b"\0")
+    wanted = libc_name() == "glibc" and os.uname().machine == "x86_64"
+    assert (b"GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x40000" in environ) == wanted
+    assert supervisor.stop(10)
+    ready.channel.close()
 
 
 def test_other_tunables_and_paths_stay() -> None:
