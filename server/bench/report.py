@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -66,13 +67,13 @@ def table(figures: Sequence[Figure]) -> Table:
     Returns:
         For ``rich``.
     """
-    shown = Table(title="kvkeep bench", title_justify="left", pad_edge=False)
-    shown.add_column("figure")
-    shown.add_column("value", justify="right")
+    shown = Table(title="kvkeep bench", title_justify="left", box=box.SIMPLE_HEAD)
+    shown.add_column("figure", no_wrap=True)
+    shown.add_column("value", justify="right", no_wrap=True)
     shown.add_column("beside it")
     shown.add_column("target")
-    shown.add_column("")
-    shown.add_column("LMCache", justify="right")
+    shown.add_column("", no_wrap=True)
+    shown.add_column("LMCache", justify="right", no_wrap=True)
     for figure in figures:
         shown.add_row(
             figure.name,

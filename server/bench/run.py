@@ -150,7 +150,7 @@ class Run:
         server = Server(self.place, "mover", self.sizing.arena_bytes)
         server.wait_ready()
         engine = Generator(self.place, "engine")
-        num_pages = self.sizing.pages_per_round
+        num_pages = self.sizing.pool_pages
         scratch = str(self.place.shm_dir)
         _join(engine, server, "bench-move", PAGE_BYTES, num_pages, scratch)
         fill = engine.order(

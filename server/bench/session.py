@@ -20,6 +20,9 @@ from protocol.errors import KvkeepError
 from server.bench import children, figures, machine, report, sizing
 from server.bench.run import Begin, Run
 
+_FILE_COLUMNS = 110
+"""Width of the table where no terminal says its own."""
+
 
 def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
     """Measures and shows.
@@ -51,7 +54,10 @@ def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
         document = report.document(found, facts, sizes, seed, quick, taken)
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
-        report.show(Console(), found, facts)
+        out = Console()
+        if not out.is_terminal:
+            out.width = _FILE_COLUMNS
+        report.show(out, found, facts)
     return 1 if check and figures.missed(found) else 0
 
 

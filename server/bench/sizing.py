@@ -28,7 +28,8 @@ class Sizing:
     Attributes:
         arena_bytes: arena of the server that bandwidth is measured on.
         start_arena_bytes: arena of the servers whose start is timed; 1 GiB where it fits.
-        requests_per_round: requests of 32 pages in one round.
+        pool_requests: requests of 32 pages that the pool of the load generator holds.
+        requests_per_round: requests of 32 pages in one round, some over the same pages.
         rounds: rounds of each bandwidth figure, at least 9.
         starts: servers started one after the other.
         calls: round trips of each latency figure.
@@ -38,6 +39,7 @@ class Sizing:
 
     arena_bytes: int
     start_arena_bytes: int
+    pool_requests: int
     requests_per_round: int
     rounds: int
     starts: int
@@ -46,14 +48,14 @@ class Sizing:
     cold_lookups: int
 
     @property
-    def pages_per_round(self) -> int:
-        """Pages moved in a round, each once."""
-        return self.requests_per_round * PAGES_PER_REQUEST
+    def pool_pages(self) -> int:
+        """Pages in the pool of the load generator."""
+        return self.pool_requests * PAGES_PER_REQUEST
 
     @property
     def pool_bytes(self) -> int:
-        """Pool of the load generator: every page of a round."""
-        return self.pages_per_round * PAGE_BYTES
+        """Length of that pool, and of the scratch file for plain copies."""
+        return self.pool_pages * PAGE_BYTES
 
     @property
     def fill_requests(self) -> int:
@@ -80,11 +82,12 @@ def choose(available_bytes: int, quick: bool) -> Sizing:
         ConfigError: INVALID_CONFIG, naming what the smallest run needs.
     """
     smallest = None
-    for requests_per_round in (4, 2, 1):
-        arena_bytes = GIB if requests_per_round == 4 else 2 * requests_per_round * _REQUEST_BYTES
+    for pool_requests, requests_per_round in ((4, 6), (2, 3), (1, 1)):
+        arena_bytes = GIB if pool_requests == 4 else 2 * pool_requests * _REQUEST_BYTES
         sizing = Sizing(
             arena_bytes=arena_bytes,
             start_arena_bytes=GIB if available_bytes >= 2 * GIB else arena_bytes,
+            pool_requests=pool_requests,
             requests_per_round=requests_per_round,
             rounds=9 if quick else 15,
             starts=3 if quick else 5,
@@ -93,7 +96,7 @@ def choose(available_bytes: int, quick: bool) -> Sizing:
             cold_lookups=15 if quick else 60,
         )
         if sizing.needed_bytes * 2 <= available_bytes or (
-            requests_per_round == 1 and sizing.needed_bytes <= available_bytes
+            pool_requests == 1 and sizing.needed_bytes <= available_bytes
         ):
             return sizing
         smallest = sizing

@@ -20,7 +20,7 @@ from adapter.conformance.loadgen.orders import Flood
 from protocol.ids import ID_BYTES
 from protocol.messages import Lookup, Ping, Request
 
-IN_FLIGHT = 8
+IN_FLIGHT = 32
 _KEYS = 4096
 _STEP_S = 0.001
 _ADJUST_S = 0.1

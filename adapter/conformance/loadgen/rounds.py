@@ -104,9 +104,10 @@ def _timed(
 def _to_scratch(engine: Engine, prompts: Sequence[Prompt]) -> memcpy.Route:
     """The pages of a round on their way to a file of the arena's kind."""
     pages = np.concatenate([prompt.pages for prompt in prompts]).tolist()
+    targets = [number % engine.num_pages for number in range(len(pages))]
     return memcpy.Route(
         memcpy.pages_of(engine.pool.view, engine.page_bytes, pages),
-        memcpy.pages_of(engine.scratch, engine.page_bytes, range(len(pages))),
+        memcpy.pages_of(engine.scratch, engine.page_bytes, targets),
     )
 
 

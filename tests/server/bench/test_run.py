@@ -13,6 +13,7 @@ SMALL = replace(
     sizing.choose(24 << 30, quick=True),
     arena_bytes=320 * MIB,
     start_arena_bytes=128 * MIB,
+    pool_requests=1,
     requests_per_round=1,
     rounds=2,
     starts=1,

@@ -21,7 +21,8 @@ def test_a_run_fits_or_is_refused(available: int, quick: bool) -> None:
     assert sizes.needed_bytes <= available
     assert sizes.start_arena_bytes <= max(available // 2, sizes.arena_bytes)
     assert sizes.rounds >= 9
-    # A round fits twice: what is being stored, and what the round before left to be evicted.
+    # A round fits without evictions, extents' records and rounding left out.
+    assert sizes.requests_per_round <= sizes.fill_requests
     assert 2 * sizes.pool_bytes <= sizes.arena_bytes
     assert sizes.fill_requests >= 1
 
@@ -29,7 +30,7 @@ def test_a_run_fits_or_is_refused(available: int, quick: bool) -> None:
 def test_a_large_machine_gets_the_full_arena() -> None:
     sizes = choose(24 * GIB, quick=False)
     assert (sizes.arena_bytes, sizes.start_arena_bytes) == (GIB, GIB)
-    assert sizes.pages_per_round == 128
+    assert sizes.pool_pages == 128
     assert choose(24 * GIB, quick=True).starts < sizes.starts
 
 
