@@ -133,9 +133,7 @@ class Handlers:
             raise RequestError(ErrorCode.UNKNOWN_SESSION, f"session {number} is another process's")
         return session
 
-    def _sliced(
-        self, ticket: Ticket, lane: SessionId, steps: Steps, undo: Callable[[], None] | None = None
-    ) -> None:
+    def _sliced(self, ticket: Ticket, lane: SessionId, steps: Steps) -> None:
         """Runs long work whose errors are the reply, and whose deadline is checked per slice."""
         state = self._state
 
@@ -144,8 +142,6 @@ class Handlers:
                 yield pause
                 if ticket.expired(state.clock.now_ns) and not ticket.done:
                     steps.close()
-                    if undo is not None:
-                        undo()
                     raise RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request took too long")
 
         def failed(error: Exception) -> None:
@@ -171,7 +167,14 @@ class Handlers:
         return Done()
 
     def _unregister(self, process: Process, body: Unregister, ticket: Ticket) -> None:
-        session = self._of_process(process, body.session)
+        session = self._of_instance(process, body.session)
+        owner = self._state.peers.processes.get(session.process)
+        if session.process != process.process and (owner is None or not owner.quiet):
+            # A process whose side connection broke comes back as another one: only it, or a rank
+            # of its own engine, may end what it registered before.
+            raise RequestError(
+                ErrorCode.UNKNOWN_SESSION, f"session {body.session} is another process's"
+            )
         self._state.registry.close(session, ticket, keep_offer=False)
 
     def _heartbeat(self, process: Process, body: Heartbeat, ticket: Ticket) -> HeartbeatReply:
@@ -258,13 +261,8 @@ class Handlers:
             ticket,
             session.session,
             state.leases.retrieve(lease, first, body.count, done),
-            lambda: self._give_back(lease, first, body.count),
         )
         return None
-
-    def _give_back(self, lease: Lease, first: int, count: int) -> None:
-        for rank in range(lease.owner.namespace.num_ranks):
-            self._state.leases.release(lease, rank, first, count)
 
     def _release(self, process: Process, body: Release, ticket: Ticket) -> Released:
         session = self._of_process(process, body.session)

@@ -23,7 +23,17 @@ ABSENT = -1
 """A cell without a slot, and a link that leads nowhere."""
 
 _FIRST_CAPACITY = 256
-_LINKS = ("parent", "first_child", "next", "previous", "depth", "locks", "life", "missing")
+_LINKS = (
+    "parent",
+    "first_child",
+    "next",
+    "previous",
+    "depth",
+    "locks",
+    "life",
+    "missing",
+    "used",
+)
 
 
 class ChunkIndex:
@@ -46,6 +56,7 @@ class ChunkIndex:
         locks: reasons not to evict the node, besides pinned slots.
         life: counts how often the node's number was given up; tells a node from its successor.
         missing: full-attention shards not HELD.
+        used: cells that name a slot.
         stamp: memoryview of int64, when the node was last used, in microseconds.
         flags: bytearray for the eviction policy, zero for a new node.
         keys: key of each node.
@@ -94,6 +105,7 @@ class ChunkIndex:
         self.locks = self._columns["locks"].data
         self.life = self._columns["life"].data
         self.missing = self._columns["missing"].data
+        self.used = self._columns["used"].data
         self.stamp = self._stamps.data
         self.cell_of = cells.reshape(-1).data
 
@@ -130,6 +142,7 @@ class ChunkIndex:
         column["previous"][nodes] = ABSENT
         column["next"][nodes] = ABSENT
         column["locks"][nodes] = 0
+        column["used"][nodes] = 0
         column["missing"][nodes] = self._num_full
         depth = 0 if parent == ROOT else self.depth[parent] + 1
         column["depth"][nodes] = np.arange(depth, depth + count)
@@ -195,10 +208,7 @@ class ChunkIndex:
 
     def is_empty(self, node: int) -> bool:
         """Whether nothing justifies the node: no slot in any cell, no child."""
-        if self.first_child[node] != ABSENT:
-            return False
-        at = node * self.num_shards
-        return all(self.cell_of[at + shard] == ABSENT for shard in range(self.num_shards))
+        return self.first_child[node] == ABSENT and self.used[node] == 0
 
     def cell(self, node: int, shard: int) -> int:
         """Slot in a cell, or ABSENT."""
@@ -218,10 +228,12 @@ class ChunkIndex:
             slots: int64[n].
         """
         self.cells[nodes, shard] = slots
+        self._columns["used"][nodes] += 1
 
     def vacate(self, node: int, shard: int, was_held: bool) -> None:
         """Empties a cell."""
         self.cell_of[node * self.num_shards + shard] = ABSENT
+        self.used[node] -= 1
         if was_held and self.full[shard]:
             self.missing[node] += 1
 
@@ -324,6 +336,8 @@ class ChunkIndex:
             linked.add(child)
             before, child = child, self.next[child]
         require(linked == children, "children are linked", node, linked, children)
+        used = sum(1 for shard in range(self.num_shards) if self.cell(node, shard) != ABSENT)
+        require(self.used[node] == used, "used cells are counted", node, used)
         require(not self.is_empty(node), "a node has a slot or a child", node)
         require(self.locks[node] >= 0, "locks are not negative", node)
         held = [self.holds(node, shard) for shard in range(self.num_shards)]

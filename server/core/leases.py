@@ -174,32 +174,50 @@ class Leases:
         Raises:
             RequestError: CLEARED or UNKNOWN_LEASE when the chunks went meanwhile.
         """
-        nodes = np.empty(lease.ready - first, dtype=np.int64)
-        index, node, at = lease.index, lease.node, nodes.size - 1
+        pinned: list[tuple[int, NDArray[np.int64]]] = []
+        is_done = False
+        try:
+            nodes = np.empty(lease.ready - first, dtype=np.int64)
+            yield from self._walk(lease, nodes)
+            self._check_alive(lease)
+            self._reserve_memory(lease)
+            step = max(1, PIN_SLOTS // lease.index.num_shards)
+            for begin in range(0, count, step):
+                # A slice's pins and notes come at once, so that an end between slices finds
+                # each chunk either pinned and noted, or neither.
+                self._check_alive(lease)
+                part = nodes[begin : min(count, begin + step)]
+                self._pin(lease, first + begin, part, pinned)
+                yield MORE
+            self._check_alive(lease)
+            done(self.descriptors(lease, first, count))
+            is_done = True
+        finally:
+            if not is_done:
+                self._take_back(lease, pinned)
+        assert lease.retrieved is not None
+        if lease.retrieved.all():
+            self.end_unretrieved(lease)
+
+    def _walk(self, lease: Lease, nodes: NDArray[np.int64]) -> Steps:
+        """Fills in the lease's last nodes, from the deepest up."""
+        node, at = lease.node, nodes.size - 1
         while at >= 0:
             self._check_alive(lease)
             stop = max(-1, at - WALK_BLOCKS)
-            parent = index.parent
+            parent = lease.index.parent
             for position in range(at, stop, -1):
                 nodes[position] = node
                 node = parent[node]
             at = stop
             yield MORE
-        self._check_alive(lease)
-        self._reserve_memory(lease)
-        nodes = nodes[:count]
-        step = max(1, PIN_SLOTS // index.num_shards)
-        for begin in range(0, count, step):
-            # All of a slice's effects come at once, so that an end between slices finds each
-            # chunk either pinned and noted, or neither.
-            self._check_alive(lease)
-            self._pin(lease, first + begin, nodes[begin : begin + step])
-            yield MORE
-        self._check_alive(lease)
-        done(self.descriptors(lease, first, count))
-        assert lease.retrieved is not None
-        if lease.retrieved.all():
-            self.end_unretrieved(lease)
+
+    def _take_back(self, lease: Lease, pinned: list[tuple[int, NDArray[np.int64]]]) -> None:
+        """Undoes the pins of a RETRIEVE that failed, as far as their readers still have them."""
+        for rank, where in pinned:
+            assert lease.held_by is not None
+            self._release(lease, rank, where[lease.held_by[rank, where]])
+        self._forget_if_over(lease)
 
     def is_retrieved(self, lease: Lease, first: int, count: int) -> bool:
         """Whether every reader still holds all of a range, so that asking again is harmless."""
@@ -217,6 +235,8 @@ class Leases:
             raise RequestError(ErrorCode.UNKNOWN_LEASE, "the lease ended")
         if not lease.node_lives:
             raise RequestError(ErrorCode.CLEARED, "the leased chunks were cleared")
+        if not lease.instance.is_whole:
+            raise RequestError(ErrorCode.UNAVAILABLE, "a rank of this engine has left")
 
     def _reserve_memory(self, lease: Lease) -> None:
         if lease.slots is not None:
@@ -233,25 +253,34 @@ class Leases:
         lease.retrieved = np.zeros(lease.ready, dtype=np.bool_)
         lease.held_by = np.zeros((lease.owner.namespace.num_ranks, lease.ready), dtype=np.bool_)
 
-    def _pin(self, lease: Lease, first: int, nodes: NDArray[np.int64]) -> None:
+    def _pin(
+        self,
+        lease: Lease,
+        first: int,
+        nodes: NDArray[np.int64],
+        pinned: list[tuple[int, NDArray[np.int64]]],
+    ) -> None:
         assert lease.slots is not None
         assert lease.retrieved is not None
         assert lease.held_by is not None
-        fresh = ~lease.retrieved[first : first + len(nodes)]
-        if not fresh.any():
-            return
-        where = first + np.flatnonzero(fresh)
-        cells = lease.index.cells[nodes[fresh]]
+        arena, instance = self._arena, lease.instance
+        cells = lease.index.cells[nodes]
         if not all(lease.index.full):
-            cells[self._arena.slots.state[cells] != HELD] = NO_NODE
-        lease.slots[where] = cells
-        lease.retrieved[where] = True
-        for rank, session in lease.instance.ranks.items():
-            lease.held_by[rank, where] = True
-            self._arena.slots.pin(_named(cells[:, session.shards]), 1)
-        extents, counts = np.unique(self._arena.slots.extent[_named(cells)], return_counts=True)
+            cells[arena.slots.state[cells] != HELD] = NO_NODE
+        extents, counts = np.unique(arena.slots.extent[_named(cells)], return_counts=True)
+        if instance.unmapped and not instance.unmapped.keys().isdisjoint(extents.tolist()):
+            raise RequestError(ErrorCode.UNAVAILABLE, "a rank has not mapped all of it any more")
+        run = slice(first, first + len(nodes))
+        lease.slots[run] = cells
+        lease.retrieved[run] = True
+        for rank, session in instance.ranks.items():
+            lacking = np.flatnonzero(~lease.held_by[rank, run])
+            if lacking.size:
+                lease.held_by[rank, first + lacking] = True
+                arena.slots.pin(_named(cells[lacking][:, session.shards]), 1)
+                pinned.append((rank, first + lacking))
         for extent, number in zip(extents.tolist(), counts.tolist(), strict=True):
-            self._arena.extents[ExtentId(extent)].note_use(number, self._clock.now_us)
+            arena.extents[ExtentId(extent)].note_use(number, self._clock.now_us)
         lease.index.touch(lease.node, self._clock.now_us)
 
     # --- giving back ----------------------------------------------------------------------
@@ -271,15 +300,19 @@ class Leases:
         if lease.held_by is None or lease.slots is None:
             return 0
         stop = min(lease.ready, first + count)
-        where = first + np.flatnonzero(lease.held_by[rank, first:stop])
+        ended = self._release(lease, rank, first + np.flatnonzero(lease.held_by[rank, first:stop]))
+        self._forget_if_over(lease)
+        return ended
+
+    def _release(self, lease: Lease, rank: int, where: NDArray[np.int64]) -> int:
+        assert lease.held_by is not None
+        assert lease.slots is not None
         if not where.size:
             return 0
         shards = list(lease.owner.namespace.shards_of_rank(rank))
         lease.held_by[rank, where] = False
         self._arena.unpin(lease.owner, _named(lease.slots[where][:, shards]))
-        ended = int((~lease.held_by[:, where].any(axis=0)).sum())
-        self._forget_if_over(lease)
-        return ended
+        return int((~lease.held_by[:, where].any(axis=0)).sum())
 
     def end_unretrieved(self, lease: Lease) -> int:
         """Ends a lease's promise of chunks that were not retrieved.

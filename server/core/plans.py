@@ -552,7 +552,7 @@ class Plans:
         slots.state[numbers] = HELD
         for slot in part:
             del self.by_slot[slot]
-        leaves, incomplete = plan.index.publish(slots.node[numbers], shard, now_us)
+        leaves, incomplete = plan.index.publish(slots.node[numbers].astype(np.int64), shard, now_us)
         for node in leaves:
             owner.leaves.offer(node)
         for node in incomplete:
