@@ -296,20 +296,20 @@ class Channel:
 
     def _receive(self, dealer: Dealer, end_s: float) -> Reply | None:
         while True:
+            left_s = end_s - time.monotonic()
+            dealer.wait(min(max(left_s, 0.0), _LOOK_S))
             try:
                 reply = dealer.receive()
             except ReplyMalformedError as error:
                 raise self._lost("malformed_replies", error.message) from error
             if reply is not None:
                 return reply
-            left_s = end_s - time.monotonic()
             if left_s <= 0:
                 return None
             access = self._setup.membership.access
             if access is None or access.serial != self._serial:
                 self._drop("the server is gone")
                 raise UnreachableError(ErrorCode.UNAVAILABLE, "the server is gone")
-            dealer.wait(min(left_s, _LOOK_S))
 
     def _lost(self, kind: str, reason: str) -> UnreachableError:
         """Gives up the connection and opens the breaker."""
