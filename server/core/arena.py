@@ -28,6 +28,9 @@ from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE, Slots, Slot
 RETRY_NS = 1_000_000_000
 """How long a failed creation, or an extent that could not be emptied, is left alone."""
 
+PRESS_NS = 1_000_000
+"""How often one owner looks for another's extent that is clearly older."""
+
 
 class Phase(Enum):
     """Where an extent stands."""
@@ -171,13 +174,37 @@ class Arena:
         """
         done = 0
         while done < count:
-            node = owner.leaves.take(self._clock.now_us, lambda leaf: self.evictable(owner, leaf))
-            if node == ABSENT:
+            leaf, stamp = owner.leaves.take(
+                self._clock.now_us, lambda node: self.evictable(owner, node)
+            )
+            if leaf == ABSENT:
                 break
-            self.drop_leaf(owner, node)
-            done += 1
+            line = owner.index.only_line(leaf, stamp, count - done)
+            done += self._drop_line(owner, line)
         self._outbox.counters["evicted_chunks"] += done
         return done
+
+    def _drop_line(self, owner: Owner, line: list[int]) -> int:
+        """Evicts a leaf and those of its ancestors, in order, whose slots nobody uses."""
+        index, table = owner.index, self.slots
+        cells = index.cells[line]
+        absent = cells == ABSENT
+        idle = (absent | ((table.state[cells] == HELD) & (table.pins[cells] == 0))).all(axis=1)
+        count = len(line) if idle.all() else int(idle.argmin())
+        line = line[:count]
+        freed = cells[:count][~absent[:count]].astype(np.int64)
+        table.state[freed] = FREE
+        table.node[freed] = NO_NODE
+        extents = table.extent[freed]
+        for number in np.unique(extents).tolist():
+            extent = self.extents[ExtentId(number)]
+            mine = freed[extents == number].tolist()
+            extent.num_held -= len(mine)
+            extent.free += mine
+        parent = index.remove_line(line)
+        if parent != ROOT:
+            self.prune(owner, parent)
+        return count
 
     def evictable(self, owner: Owner, node: int) -> bool:
         """Whether a node is a leaf that nothing holds."""
@@ -274,6 +301,8 @@ class Arena:
             A whole extent, a smaller one in the last quarter of the budget, or None.
         """
         wanted = self._config.extent_bytes
+        if room_bytes * 4 < wanted:
+            return None
         for size_bytes in (wanted, min(wanted, room_bytes)):
             geometry = cut(
                 ExtentId(self._next_extent),
@@ -422,7 +451,11 @@ class Arena:
 
     def press(self, owner: Owner, shard: int) -> None:
         """The budget is spent: takes another owner's extent if that is clearly older."""
-        if self._clock.now_ns >= self._create_after_ns and not self._is_ahead(owner, shard):
+        now_ns = self._clock.now_ns
+        if now_ns < max(owner.pressed_ns + PRESS_NS, self._create_after_ns):
+            return
+        owner.pressed_ns = now_ns
+        if not self._is_ahead(owner, shard):
             self.demand(owner, shard, None)
 
     # --- readers --------------------------------------------------------------------------

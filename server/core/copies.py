@@ -62,17 +62,21 @@ def spans(
     Returns:
         Source offsets in the pool, target offsets in the extent file, lengths: int64[n] each.
     """
-    regions = piece.layout.regions
+    geometry, regions = piece.geometry, piece.layout.regions
+    slots = geometry.data_offset_bytes + piece.local.astype(np.int64) * geometry.slot_bytes
+    pages = piece.pages.astype(np.int64)
+    if geometry.chunk_blocks == 1 and len(regions) == 1:
+        (only,) = regions
+        lengths = np.full(slots.size, only.size_bytes, dtype=np.int64)
+        return only.offset_bytes + pages * only.stride_bytes, slots, lengths
     offsets = np.array([region.offset_bytes for region in regions], dtype=np.int64)
     strides = np.array([region.stride_bytes for region in regions], dtype=np.int64)
     sizes = np.array([region.size_bytes for region in regions], dtype=np.int64)
     within = np.cumsum(sizes) - sizes
-    geometry = piece.geometry
     num_blocks = geometry.chunk_blocks
-    slots = geometry.data_offset_bytes + piece.local.astype(np.int64) * geometry.slot_bytes
     blocks = np.arange(num_blocks, dtype=np.int64) * piece.layout.page_bytes
     starts = (slots[:, None] + blocks).reshape(-1)
-    sources = offsets + piece.pages.astype(np.int64)[:, None] * strides
+    sources = offsets + pages[:, None] * strides
     targets = starts[:, None] + within
     lengths = np.broadcast_to(sizes, targets.shape)
     return sources.reshape(-1), targets.reshape(-1), lengths.reshape(-1).copy()

@@ -35,8 +35,8 @@ class EvictionPolicy(Protocol):
     def orphan(self, instance: InstanceId) -> None:
         """An engine died: what it left incomplete goes first."""
 
-    def take(self, now_us: int, evictable: Callable[[int], bool]) -> int:
-        """The leaf to evict, or ABSENT; it is not offered any more."""
+    def take(self, now_us: int, evictable: Callable[[int], bool]) -> tuple[int, int]:
+        """The leaf to evict, and the stamp up to which its ancestors may go with it."""
 
     def oldest_us(self) -> int | None:
         """About when the leaf to evict next was last used; None without one."""
@@ -94,16 +94,20 @@ class LeafLru:
         if queue:
             self._orphans.extend(queue)
 
-    def take(self, now_us: int, evictable: Callable[[int], bool]) -> int:
+    def take(self, now_us: int, evictable: Callable[[int], bool]) -> tuple[int, int]:
         """The leaf to evict, or ABSENT; it is not offered any more.
 
         Args:
             now_us: current time.
             evictable: whether nothing holds a leaf.
+
+        Returns:
+            The leaf, and a stamp: ancestors that become leaves by this and were not used after
+            it would be taken next.
         """
         node = self._take_first(now_us, evictable)
         if node != ABSENT:
-            return node
+            return node, -1
         index, heap = self._index, self._heap
         while heap:
             entry = heapq.heappop(heap)
@@ -115,10 +119,10 @@ class LeafLru:
             elif index.stamp[node] != entry >> (_NODE_BITS + _LIFE_BITS):
                 heapq.heappush(heap, self._entry(node))
             elif evictable(node):
-                return node
+                return node, index.stamp[node]
             else:
                 index.flags[node] = PARKED
-        return ABSENT
+        return ABSENT, -1
 
     def _take_first(self, now_us: int, evictable: Callable[[int], bool]) -> int:
         self._age(now_us)

@@ -206,6 +206,49 @@ class ChunkIndex:
         self._unused.append(node)
         return parent
 
+    def only_line(self, leaf: int, stamp: int, limit: int) -> list[int]:
+        """A leaf and the ancestors that become leaves one after the other when it goes.
+
+        Args:
+            leaf: where to begin.
+            stamp: ancestors used after it end the line.
+            limit: most nodes wanted.
+
+        Returns:
+            From the leaf up; none but the leaf may be locked.
+        """
+        line, node = [leaf], leaf
+        while len(line) < limit:
+            parent = self.parent[node]
+            if parent == ROOT or self.stamp[parent] > stamp or self.locks[parent]:
+                break
+            if self.first_child[parent] != node or self.next[node] != ABSENT:
+                break
+            line.append(parent)
+            node = parent
+        return line
+
+    def remove_line(self, line: list[int]) -> int:
+        """Removes a line of nodes with all their cells.
+
+        Args:
+            line: from ``only_line``, or a part of it that begins with the leaf.
+
+        Returns:
+            The parent of the last, or ROOT.
+        """
+        nodes = np.array(line[:-1], dtype=np.int64)
+        self.cells[line] = ABSENT
+        self._columns["used"][line] = 0
+        by_key, keys = self._by_key, self.keys
+        for node in line[:-1]:
+            del by_key[keys[node]]
+            keys[node] = b""
+        self._columns["life"][nodes] = (self._columns["life"][nodes] + 1) & 0x7FFFFFFF
+        self._unused += line[:-1]
+        self.first_child[line[-1]] = ABSENT
+        return self.remove(line[-1])
+
     def is_empty(self, node: int) -> bool:
         """Whether nothing justifies the node: no slot in any cell, no child."""
         return self.first_child[node] == ABSENT and self.used[node] == 0

@@ -50,6 +50,7 @@ class Owner:
         readers_per_shard: processes that read each shard.
         window_tokens: window of each shard, 0 for full attention.
         cleared_generation: slots published up to this generation were cleared.
+        pressed_ns: when it last looked for another owner's extent.
     """
 
     fingerprint: Fingerprint
@@ -61,6 +62,7 @@ class Owner:
     window_tokens: tuple[int, ...]
     sessions: set[SessionId] = field(default_factory=set)
     cleared_generation: int = 0
+    pressed_ns: int = 0
 
     @property
     def num_shards(self) -> int:
