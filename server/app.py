@@ -203,20 +203,22 @@ def fit_arena(config: ServerConfig, folder_free_bytes: int) -> int:
     """
     group = memory.cgroup_room(config.cgroup_root)
     rooms = [memory.machine_room(), *([group] if group is not None else [])]
-    if config.arena_bytes == 0:
+    wanted_bytes = config.arena_bytes
+    if wanted_bytes == 0:
         free_bytes = min(room.free_bytes for room in rooms)
-        return settings.derive_arena_bytes(free_bytes, folder_free_bytes)
+        wanted_bytes = settings.derive_arena_bytes(free_bytes, folder_free_bytes)
     rooms.append(memory.Room("the arena folder's file system", folder_free_bytes))
     tightest = min(rooms, key=lambda room: room.free_bytes)
-    if config.arena_bytes > tightest.free_bytes:
+    if wanted_bytes > tightest.free_bytes or wanted_bytes < settings.MIN_ARENA_BYTES:
+        wanted = settings.format_size(max(wanted_bytes, settings.MIN_ARENA_BYTES))
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
-            f"l1-size={settings.format_size(config.arena_bytes)} does not fit: {tightest.name} "
-            f"leaves {settings.format_size(tightest.free_bytes)}",
+            f"l1-size={wanted} does not fit: {tightest.name} leaves "
+            f"{settings.format_size(tightest.free_bytes)}",
             key="l1-size",
             free_bytes=tightest.free_bytes,
         )
-    return config.arena_bytes
+    return wanted_bytes
 
 
 def process_age_s() -> float:

@@ -25,6 +25,7 @@ MIN_EXTENT_BYTES = 64 * KIB
 DERIVED_EXTENT_MIN_BYTES = 64 * MIB
 MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
+LEAST_EXTENTS_PER_ARENA = 4
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENVIRONMENT_PREFIX = "KVKEEP_"
 
@@ -176,26 +177,22 @@ def derive_extent_bytes(arena_bytes: int, extent_bytes: int) -> int:
 
     Returns:
         The set length, or the power of two next below a sixteenth of the arena, within 64 MiB
-        and 1 GiB.
+        and 1 GiB; in an arena below 256 MiB, next below a quarter of it.
 
     Raises:
-        ConfigError: INVALID_CONFIG when no extent fits into the arena.
+        ConfigError: INVALID_CONFIG when the set length does not fit into the arena.
     """
-    if extent_bytes == 0:
-        sixteenth = max(1, arena_bytes // EXTENTS_PER_ARENA)
-        power = 1 << (sixteenth.bit_length() - 1)
-        extent_bytes = min(MAX_EXTENT_BYTES, max(DERIVED_EXTENT_MIN_BYTES, power))
-        if extent_bytes > arena_bytes:
-            raise _invalid(
-                "l1-size",
-                format_size(arena_bytes),
-                f"at least {format_size(DERIVED_EXTENT_MIN_BYTES)}, or any size with an "
-                "extent-size that fits into it",
-            )
     if extent_bytes > arena_bytes:
         valid = f"at most the arena's {format_size(arena_bytes)}"
         raise _invalid("extent-size", format_size(extent_bytes), valid)
-    return extent_bytes
+    if extent_bytes:
+        return extent_bytes
+    least = min(DERIVED_EXTENT_MIN_BYTES, _power_below(arena_bytes // LEAST_EXTENTS_PER_ARENA))
+    return min(MAX_EXTENT_BYTES, max(least, _power_below(arena_bytes // EXTENTS_PER_ARENA)))
+
+
+def _power_below(number: int) -> int:
+    return 1 << (max(1, number).bit_length() - 1)
 
 
 def format_size(num_bytes: int) -> str:

@@ -20,7 +20,8 @@ from server.shell import clock, reports
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.descriptors import Descriptor
-from server.shell.extents import Allocator, ExtentFile
+from server.shell.extent_table import ExtentTable
+from server.shell.extents import Allocator
 from server.shell.peers import Drop, ForgetPool, SideSocket, Tell
 
 _log = logging.getLogger("kvkeep.server")
@@ -46,16 +47,15 @@ class Actions:
         complaints: Complaints,
     ) -> None:
         self._core = core
-        self._allocator = allocator
         self._sides = sides
         self._copiers = copiers
         self._complaints = complaints
-        self._extents: dict[ExtentId, ExtentFile] = {}
+        self._extents = ExtentTable(allocator, copiers)
         self._pools: dict[tuple[fx.ProcessId, PoolId], Descriptor] = {}
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             fx.DropProcess: self._drop_process,
-            fx.CreateExtent: lambda effect: self._allocator.create(effect.geometry),
-            fx.RemoveExtent: self._remove_extent,
+            fx.CreateExtent: lambda effect: self._extents.create(effect.geometry),
+            fx.RemoveExtent: lambda effect: self._extents.remove(effect.extent, clock.now_ns()),
             fx.GiveExtent: self._give_extent,
             fx.TakeExtent: self._take_extent,
             fx.OpenPool: self._open_pool,
@@ -118,10 +118,8 @@ class Actions:
             link.detach()
         for descriptor in self._pools.values():
             descriptor.give_back()
-        for file in self._extents.values():
-            file.close()
         self._pools.clear()
-        self._extents.clear()
+        self._extents.close()
 
     # --- effects --------------------------------------------------------------------------------
 
@@ -130,12 +128,6 @@ class Actions:
             code=int(effect.code), message=effect.reason[: limits.MAX_TEXT_CHARS]
         )
         self._sides.tell(Drop(effect.process, side.pack(error)))
-
-    def _remove_extent(self, effect: fx.RemoveExtent) -> None:
-        file = self._extents.pop(effect.extent)
-        for link in self._copiers.values():
-            link.remove_extent(effect.extent, clock.now_ns())
-        self._allocator.remove(file)
 
     def _give_extent(self, effect: fx.GiveExtent) -> None:
         cut = effect.geometry
@@ -195,9 +187,7 @@ class Actions:
 
     def _extent_created(self, report: reports.ExtentCreated, now_ns: int) -> None:
         if report.file is not None:
-            self._extents[report.extent] = report.file
-            for link in self._copiers.values():
-                link.add_extent(report.file, now_ns)
+            self._extents.created(report.file, now_ns)
         self._core.extent_created(report.extent, report.error, now_ns)
 
     def _copier_ready(self, report: reports.CopierReady, now_ns: int) -> None:
@@ -207,6 +197,7 @@ class Actions:
     def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
         self._complaints.note("copier_lost", f"copier {report.copier} ended; another is started")
         self._copiers[report.copier].detach()
+        self._extents.copier_lost(report.copier)
         self._core.copier_lost(report.copier, now_ns)
 
     def _copier_answered(self, report: reports.CopierAnswered, now_ns: int) -> None:
@@ -220,3 +211,5 @@ class Actions:
             self._core.pool_opened(fx.PoolHandle(answer.number), answer.error, now_ns)
         elif answer.kind == Kind.UNMAP_POOL:
             self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)
+        elif answer.kind == Kind.UNMAP_EXTENT:
+            self._extents.unmapped(report.copier, ExtentId(answer.number))

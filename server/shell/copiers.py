@@ -79,10 +79,20 @@ class CopierLink:
         self._extents[file.geometry.extent] = file
         self._map_extent(file, now_ns)
 
-    def remove_extent(self, extent: ExtentId, now_ns: int) -> None:
-        """Has an extent unmapped."""
-        if self._extents.pop(extent, None) is not None:
-            self._send(Command(Kind.UNMAP_EXTENT, extent), None, now_ns)
+    def remove_extent(self, extent: ExtentId, now_ns: int) -> bool:
+        """Has an extent unmapped.
+
+        Args:
+            extent: which.
+            now_ns: the clock.
+
+        Returns:
+            Whether an answer (or CopierLost) will follow; without a copier, nothing maps it.
+        """
+        if self._extents.pop(extent, None) is None or self._channel is None:
+            return False
+        self._send(Command(Kind.UNMAP_EXTENT, extent), None, now_ns)
+        return True
 
     def open_pool(
         self, handle: PoolHandle, descriptor: Descriptor, size_bytes: int, now_ns: int

@@ -51,7 +51,8 @@ class Door:
         except OSError as error:
             self.socket.close()
             raise ConfigError(
-                ErrorCode.INVALID_CONFIG, f"the side socket {path} cannot be made: {error.strerror}"
+                ErrorCode.INVALID_CONFIG,
+                f"the side socket {path} cannot be made: {error.strerror or error}",
             ) from error
 
     def admit(self, num_peers: int) -> tuple[socket.socket, int] | None:

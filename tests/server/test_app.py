@@ -185,7 +185,7 @@ def test_a_tcp_port_of_somebody_else_is_refused(short_dir: Path, shm_dir: Path) 
         (("--endpoint", "tcp://::1:5555"), "brackets"),
         (("--l1-size", "20X"), "l1-size='20X'"),
         (("--l1-size", "12T"), "leaves"),
-        (("--l1-size", "32M"), "extent-size"),
+        (("--l1-size", "1K"), "1 MiB to 16 TiB"),
         (("--l1-size", "64M", "--extent-size", "128M"), "extent-size"),
         (("--arena-dir", "relative"), "absolute path"),
         (("--log-level", "LOUD"), "DEBUG, INFO"),
@@ -213,6 +213,19 @@ def test_b37_the_control_groups_limit_counts(short_dir: Path, shm_dir: Path) -> 
     assert err.count("\n") == 1
     assert "control group" in err
     assert "1 GiB" in err
+
+
+def test_b37_a_group_without_any_room_is_one_clear_line(short_dir: Path, shm_dir: Path) -> None:
+    (short_dir / "memory.max").write_text(f"{1 << 20}\n")
+    (short_dir / "memory.current").write_text(f"{1 << 20}\n")
+    code, out, err = launch(
+        *("--endpoint", f"ipc://{short_dir}/s", "--arena-dir", str(shm_dir / "a")),
+        *("--cgroup-root", str(short_dir)),
+    )
+    assert (code, out) == (2, "")
+    assert "leaves 0 bytes" in err
+    assert err.count("\n") == 1
+    assert list(shm_dir.iterdir()) == []
 
 
 # --- B47: garbage at the ZMQ port ---------------------------------------------------------------

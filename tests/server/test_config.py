@@ -98,7 +98,10 @@ def test_the_default_arena_leaves_room(free: int, folder: int, expected: int) ->
 @pytest.mark.parametrize(
     ("arena", "extent"),
     [
-        (64 * MIB, 64 * MIB),
+        (MIB, MIB // 4),
+        (57 * MIB, 8 * MIB),  # a container with the usual 64 MiB of shared memory
+        (64 * MIB, 16 * MIB),
+        (256 * MIB, 64 * MIB),
         (GIB, 64 * MIB),
         (4 * GIB, 256 * MIB),
         (20 * GIB, GIB),
@@ -106,7 +109,9 @@ def test_the_default_arena_leaves_room(free: int, folder: int, expected: int) ->
         (3 * GIB, 128 * MIB),
     ],
 )
-def test_extents_are_about_a_sixteenth_of_the_arena(arena: int, extent: int) -> None:
+def test_extents_are_about_a_sixteenth_of_a_large_arena_and_a_quarter_of_a_small_one(
+    arena: int, extent: int
+) -> None:
     assert config.derive_extent_bytes(arena, 0) == extent
 
 
@@ -114,5 +119,3 @@ def test_an_extent_fits_into_its_arena() -> None:
     assert config.derive_extent_bytes(8 * MIB, MIB) == MIB
     with pytest.raises(ConfigError, match="extent-size"):
         config.derive_extent_bytes(8 * MIB, 16 * MIB)
-    with pytest.raises(ConfigError, match="at least 64 MiB"):
-        config.derive_extent_bytes(8 * MIB, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,7 +109,7 @@ def test_wrong_pools_are_refused_and_the_connection_goes_on(sides: Side) -> None
         assert isinstance(answer, side.SideError)
         assert answer.code == ErrorCode.POOL_INVALID
         assert answer.pool == b"p" * 16
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == num_open)
     assert isinstance(client.offer(b"p" * 16, good, 8192), side.PoolAccepted)
     again = client.offer(b"p" * 16, good, 8192)
     assert isinstance(again, side.SideError)
@@ -234,6 +236,27 @@ def test_a_peer_that_reads_nothing_is_cut_off_and_its_queue_given_back(sides: Si
     sides.thread.tell(Tell(process, packet, descriptor.borrow()))
     descriptor.give_back()
     assert wait_until(lambda: not descriptor.is_open())
+    client.close()
+
+
+def test_out_of_descriptors_it_lets_in_again_later(sides: Side) -> None:
+    client = SideClient.__new__(SideClient)
+    client.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.socket.settimeout(10)
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, old[1]))
+        with pytest.raises(OSError, match="open files"):
+            held.extend(os.memfd_create("x") for _ in range(highest + 9))
+        client.socket.connect(sides.path)
+        assert wait_until(lambda: sides.thread._door.closed_until_ns > 0)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    assert isinstance(client.hello(b"i" * 16), side.Welcome)
     client.close()
 
 

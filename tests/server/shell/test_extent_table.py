@@ -1,0 +1,101 @@
+"""One extent goes before another takes its place; a copier's death settles what it owed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from protocol.ids import ArenaId, ExtentId
+from server.core.effects import HOST_COPIER
+from server.shell.copiers import CopierLink
+from server.shell.extent_table import ExtentTable
+from server.shell.extents import Allocator, ExtentFile
+from server.shell.reports import ExtentCreated
+from tests.server.shell.geometry import make_geometry
+from tests.server.shell.reporting import Reports
+from tests.wire.process import wait_until
+
+
+@dataclass
+class Setup:
+    table: ExtentTable
+    link: CopierLink
+    reports: Reports
+    folder: Path
+
+    def create(self, extent: int) -> None:
+        self.table.create(make_geometry(extent))
+
+    def created(self) -> ExtentFile:
+        file = self.reports.wait_for(ExtentCreated).file
+        assert file is not None
+        self.table.created(file, 0)
+        return file
+
+    def names(self) -> set[int]:
+        return {int(path.name.partition(".")[0]) for path in self.folder.iterdir()}
+
+
+@pytest.fixture
+def setup(shm_dir: Path) -> Iterator[Setup]:
+    with Reports() as reports:
+        allocator = Allocator(str(shm_dir), ArenaId(b"a" * 16), reports.reporter)
+        allocator.start()
+        link = CopierLink()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.attach(ours, os.getpid(), 0)
+        table = ExtentTable(allocator, {HOST_COPIER: link})
+        yield Setup(table, link, reports, shm_dir)
+        theirs.close()
+        assert allocator.stop(5)
+        link.detach()
+        table.close()
+
+
+def test_an_extent_stays_until_the_copier_has_unmapped_it(setup: Setup) -> None:
+    setup.create(1)
+    first = setup.created()
+    assert setup.table[ExtentId(1)] is first
+    setup.table.remove(ExtentId(1), 0)
+    with pytest.raises(KeyError):
+        setup.table[ExtentId(1)]
+    setup.create(2)
+    setup.create(3)
+    setup.table.unmapped(HOST_COPIER, ExtentId(9))
+    assert setup.names() == {1}
+    assert first.writable.is_open()
+    setup.table.unmapped(HOST_COPIER, ExtentId(1))
+    assert [setup.created().geometry.extent for _ in range(2)] == [2, 3]
+    assert setup.names() == {2, 3}
+    assert not first.writable.is_open()
+
+
+def test_a_dead_copier_owes_no_answer(setup: Setup) -> None:
+    for extent in (1, 2):
+        setup.create(extent)
+        setup.created()
+        setup.table.remove(ExtentId(extent), 0)
+        if extent == 1:
+            setup.table.unmapped(HOST_COPIER, ExtentId(1))
+    setup.create(3)
+    assert setup.names() <= {2}
+    setup.link.detach()
+    setup.table.copier_lost(HOST_COPIER)
+    assert setup.created().geometry.extent == 3
+    # Without a copier nothing maps an extent, so nothing is waited for.
+    setup.table.remove(ExtentId(3), 0)
+    assert wait_until(lambda: setup.names() == set())
+
+
+def test_what_is_left_is_closed(setup: Setup) -> None:
+    setup.create(1)
+    setup.create(2)
+    files = [setup.created(), setup.created()]
+    setup.table.remove(ExtentId(1), 0)
+    setup.table.close()
+    assert not any(file.writable.is_open() for file in files)
