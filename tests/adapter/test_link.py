@@ -333,14 +333,11 @@ def test_a_dropped_side_connection_is_made_again_and_the_old_session_ended(
         assert server.bodies(Op.UNREGISTER)[0].session == before.session
 
 
-def test_close_unregisters_and_leaves_nothing_behind(server: Responder) -> None:
-    gc.collect()
-    threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
+def use_and_close(server: Responder) -> None:
     file = ExtentFile(geometry(1, namespace()), server.arena)
     with joined_link(server.url) as link:
         server.give(file)
-        extents = link.extents
-        until(lambda: extents.get(1))
+        until(lambda: link.extents.get(1))
         assert link.close(5)
         assert link.close(5)
         assert server.ops().count(Op.UNREGISTER) == 1
@@ -349,8 +346,13 @@ def test_close_unregisters_and_leaves_nothing_behind(server: Responder) -> None:
         link.release(LEASE)
         link.start()
     file.close()
+
+
+def test_close_unregisters_and_leaves_nothing_behind(server: Responder) -> None:
+    gc.collect()
+    threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    use_and_close(server)
     assert threading.active_count() == threads
-    del link, extents
     gc.collect()
     for fd in server.pools:
         os.close(fd)
