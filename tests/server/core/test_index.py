@@ -1,0 +1,149 @@
+"""The index against a model: prefix closure, bisection, lines, life."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from server.core.index import ABSENT, ROOT, ChunkIndex
+from server.core.slots import HELD, RESERVED, SlotTable
+from tests.server.core.world import chain
+
+SHARDS = (True, True)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Chains a and b share their first half; the model maps a key to its held shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = SlotTable()
+        self.base = self.slots.add_extent(1, 4096)
+        self.unused = list(range(self.base, self.base + 4096))
+        self.index = ChunkIndex(self.slots, SHARDS)
+        trunk = chain("t", 40)
+        self.chains = [trunk, trunk[:20] + chain("u", 40)[20:]]
+        self.held: dict[bytes, set[int]] = {}
+
+    def fill(self, node: int, shard: int, kind: int) -> None:
+        slot = self.unused.pop()
+        self.slots.state_of[slot] = kind
+        self.slots.node_of[slot] = node
+        self.slots.generation[slot] = slot + 1
+        self.index.fill(np.array([node]), shard, np.array([slot]))
+        if kind == HELD:
+            self.index.publish(np.array([node]), shard, 1)
+
+    @rule(which=st.integers(0, 1), shard=st.integers(0, 1), length=st.integers(1, 40))
+    def hold(self, which: int, shard: int, length: int) -> None:
+        keys = self.chains[which]
+        parent = ROOT
+        for key in keys[:length]:
+            node = self.index.find(key)
+            if node == ABSENT:
+                node = int(self.index.add_chain([key], parent, 1)[0])
+            if not self.index.holds(node, shard):
+                self.fill(node, shard, HELD)
+                self.held.setdefault(key, set()).add(shard)
+            parent = node
+
+    @rule(which=st.integers(0, 1), count=st.integers(1, 15))
+    def drop_line(self, which: int, count: int) -> None:
+        deepest = [key for key in self.chains[which] if key in self.held]
+        if not deepest:
+            return
+        leaf = self.index.find(deepest[-1])
+        if self.index.first_child[leaf] != ABSENT:
+            return
+        line = self.index.only_line(leaf, 1, count)
+        for node in line:
+            del self.held[self.index.keys[node]]
+            for shard in range(2):
+                slot = self.index.cell(node, shard)
+                if slot != ABSENT:
+                    self.slots.state_of[slot] = 0
+                    self.slots.node_of[slot] = -1
+                    self.slots.generation[slot] = 0
+        lives = [self.index.life[node] for node in line]
+        self.index.remove_line(line)
+        assert [self.index.life[node] for node in line] == [life + 1 for life in lives]
+
+    @invariant()
+    def bisection_agrees_with_a_walk(self) -> None:
+        self.index.check()
+        for keys in self.chains:
+            for start in (0, 7):
+                count = 0
+                for key in keys[start:]:
+                    if self.held.get(key) != {0, 1}:
+                        break
+                    count += 1
+                # A range that begins beyond a gap is no prefix; chains here have no gaps.
+                found, node = self.index.complete_prefix(b"".join(keys[start:]), start)
+                assert found == count
+                assert node == (self.index.find(keys[start + count - 1]) if count else ABSENT)
+                for shard in range(2):
+                    held = sum(1 for key in keys if shard in self.held.get(key, ()))
+                    assert self.index.held_prefix(b"".join(keys), 0, shard)[0] == held
+
+
+TestIndex = IndexMachine.TestCase
+
+
+@given(st.integers(1, 3000))
+def test_a_chain_of_any_length_is_linked(length: int) -> None:
+    index = ChunkIndex(SlotTable(), (True,))
+    keys = chain("x", length)
+    nodes = index.add_chain(keys, ROOT, 5).tolist()
+    assert index.find_all(keys) == nodes
+    assert [index.depth[node] for node in nodes] == list(range(length))
+    assert index.parent[nodes[0]] == ROOT
+    assert [index.parent[node] for node in nodes[1:]] == nodes[:-1]
+    assert index.only_line(nodes[-1], 5, length + 1) == nodes[::-1]
+    assert index.remove_line(nodes[::-1]) == ROOT
+    assert len(index) == 0
+    index.check()
+
+
+def test_keys_that_begin_elsewhere_are_no_hit() -> None:
+    slots = SlotTable()
+    index = ChunkIndex(slots, (False,))
+    keys = chain("x", 6)
+    index.add_chain(keys, ROOT, 1)
+    assert index.complete_prefix(b"".join(keys), 0)[0] == 6
+    assert index.complete_prefix(b"".join(keys), 1) == (0, ABSENT)
+    assert index.complete_prefix(b"".join(keys[2:]), 2)[0] == 4
+
+
+def test_a_locked_or_branching_ancestor_ends_a_line() -> None:
+    index = ChunkIndex(SlotTable(), (True,))
+    keys = chain("x", 6)
+    nodes = index.add_chain(keys, ROOT, 1).tolist()
+    index.locks[nodes[2]] = 1
+    assert index.only_line(nodes[5], 1, 99) == [nodes[5], nodes[4], nodes[3]]
+    index.locks[nodes[2]] = 0
+    index.touch(nodes[3], 9)
+    assert index.only_line(nodes[5], 1, 99) == [nodes[5], nodes[4]]
+    branch = index.add_chain(chain("y", 1), nodes[4], 1).tolist()
+    assert index.only_line(nodes[5], 9, 99) == [nodes[5]]
+    assert index.only_line(branch[0], 9, 99) == branch
+
+
+def test_a_replaced_index_is_buried_in_slices() -> None:
+    index = ChunkIndex(SlotTable(), (True,))
+    index.add_chain(chain("x", 5000), ROOT, 1)
+    assert sum(1 for _ in index.bury()) > 5
+    assert len(index) == 0
+
+
+def test_reserved_is_not_held() -> None:
+    slots = SlotTable()
+    slot = slots.add_extent(1, 1)
+    index = ChunkIndex(slots, (True,))
+    (node,) = index.add_chain(chain("x", 1), ROOT, 1).tolist()
+    index.cells[node, 0] = slot
+    slots.state_of[slot] = RESERVED
+    assert not index.holds(node, 0)
+    assert index.complete_prefix(chain("x", 1)[0], 0) == (0, ABSENT)
