@@ -42,6 +42,7 @@ def pool(*regions: tuple[int, int, int], num_pages: int = 8) -> ShardPool:
         CudaIpcMemory(
             handle=bytes(range(64)), device_uuid=b"u" * 16, base_offset_bytes=512, size_bytes=4096
         ),
+        CudaIpcMemory(handle=bytes(64), device_uuid=bytes(16), base_offset_bytes=0, size_bytes=1),
         MemfdMemory(pool=b"p" * 16, size_bytes=limits.MAX_POOL_BYTES),
         RingMemory(pool=b"r" * 16, size_bytes=1),
         None,
