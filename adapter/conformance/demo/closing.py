@@ -94,7 +94,8 @@ def look_at_server(server: Server, outcome: Outcome) -> None:
     mapped = {pid: libraries(pid) for pid in pids}
     heavy = sorted({path for paths in mapped.values() for path in heavy_libraries(paths)})
     outcome.claim(
-        "the live server has neither torch nor CUDA mapped", not heavy and all(mapped.values())
+        "server and copier have neither torch nor CUDA mapped",
+        len(pids) > 1 and all(mapped.values()) and not heavy,
     )
     exit_code = server.end()
     extents = [path for path in server.arena_dir.rglob("*") if path.is_file()]

@@ -45,7 +45,8 @@ def bar(console: Console, title: str) -> Iterator[Report]:
         To be told the parts that are done, and how many there are.
     """
     columns = (TextColumn("  {task.description}"), BarColumn(32), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(escape(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -1,13 +1,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from adapter.conformance.demo import acts
 from adapter.conformance.demo.acts import MAX_NEW_TOKENS, Asked, TextActs
-from adapter.conformance.demo.cast import Answer
+from adapter.conformance.demo.cast import ARENA_BYTES, Answer
 from adapter.conformance.demo.outcome import Outcome
 from adapter.conformance.demo.processes import DemoError, Stage, stage
+from protocol.extents import RECORDS_OFFSET_BYTES, unpack_header
 
 GOOD = Answer(
     name="L1",
@@ -65,6 +68,40 @@ def test_the_reference_reuses_nothing_and_answers_are_held_against_it(on: Stage)
     assert text._longer[0].tokens[len(text._prompts[0].tokens) :][:MAX_NEW_TOKENS] == tuple(
         answer.tokens
     )
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_wrong_bytes_in_the_cache_do_not_go_unnoticed() -> None:
+    """The control: every hit is there, every byte of it is wrong, and the act says so."""
+    pytest.importorskip("torch")
+    with stage(ARENA_BYTES) as on:
+        text = TextActs(on, 2)
+        played = []
+        for act in (text.launch, text.reference, text.engine_a):
+            played.append(Outcome(act.__name__))
+            act(played[-1], nothing)
+        assert all(outcome.held for outcome in played), played
+        assert spoil(on.arena_dir) > 0
+        outcome = Outcome("cold_engine")
+        text.cold_engine(outcome, nothing)
+    by_text = {claim.text: claim.held for claim in outcome.claims}
+    assert not by_text["logits equal the reference, bit for bit"]
+    assert not outcome.held
+    assert int(str(outcome.figures["hits"])) > 0
+
+
+def spoil(arena_dir: Path) -> int:
+    """Turns over one bit of each byte behind the records; the number of bytes that were not 0."""
+    num_bytes = 0
+    for path in arena_dir.glob("*.extent"):
+        path.chmod(0o600)
+        geometry, _ = unpack_header(path.read_bytes()[:RECORDS_OFFSET_BYTES])
+        content = np.memmap(path, mode="r+", offset=geometry.data_offset_bytes)
+        num_bytes += int(np.count_nonzero(content))
+        content ^= 0x20
+        content.flush()
+    return num_bytes
 
 
 def test_limits_are_those_of_the_design() -> None:
