@@ -1,0 +1,55 @@
+"""Exactly one reply per request."""
+
+from __future__ import annotations
+
+from protocol import frames
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import ArenaId, Epoch, InstanceId
+from protocol.messages import Done, Op
+from protocol.session import ServerSession
+from server.core.effects import PeerId, SendReply
+from server.core.outbox import Outbox, Ticket
+
+BUSY = RequestError(ErrorCode.BUSY, "busy")
+
+
+def ticket(outbox: Outbox, deadline_ns: int = 0) -> Ticket:
+    session = ServerSession(Epoch(b"e" * 16), ArenaId(b"a" * 16), InstanceId(b"i" * 16))
+    session._open.add(5)
+    return outbox.open(Ticket(PeerId(b"p"), int(Op.PING), 5, deadline_ns, session))
+
+
+def test_a_second_answer_is_left_out() -> None:
+    outbox = Outbox()
+    one = ticket(outbox)
+    outbox.reply(one, Done())
+    outbox.reply(one, Done())
+    outbox.fail(one, BUSY)
+    (effect,) = outbox.take()
+    assert isinstance(effect, SendReply)
+    assert frames.unpack_reply(effect.frame).seq == 5
+    assert outbox.take() == []
+    assert outbox.num_owed == 0
+    assert one.session.num_open == 0
+
+
+def test_an_error_is_counted_by_name() -> None:
+    outbox = Outbox()
+    outbox.fail(ticket(outbox), BUSY)
+    assert outbox.counters["error_busy"] == 1
+
+
+def test_a_dropped_connection_gets_nothing_and_owes_nothing() -> None:
+    outbox = Outbox()
+    one = ticket(outbox)
+    one.session.instance = None
+    outbox.reply(one, Done())
+    assert outbox.take() == []
+    assert outbox.num_owed == 0
+
+
+def test_deadlines() -> None:
+    outbox = Outbox()
+    assert not ticket(outbox).expired(10**18)
+    assert ticket(outbox, 100).expired(100)
+    assert not ticket(outbox, 100).expired(99)
