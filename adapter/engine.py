@@ -67,6 +67,7 @@ class Engine(Party):
         self._running: Running | None = None
         self._uncached_because = ""
         self._finalizer: Callable[[], Any] | None = None
+        self._closers: list[Callable[[], None]] = []
 
     @property
     def running(self) -> Running | None:
@@ -102,8 +103,16 @@ class Engine(Party):
         saver.start()
         with self._lock:
             self._running = Running(link, geometry, saver)
-            self._finalizer = weakref.finalize(self, _close, link, saver)
+            self._finalizer = weakref.finalize(self, _close, link, saver, self._closers)
         return self._running
+
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Has something closed with the engine, after its link.
+
+        Args:
+            closer: must not refer to the engine.
+        """
+        self._closers.append(closer)
 
     def run_uncached(self, reason: str) -> None:
         """Ends caching for this engine, with one line in the log.
@@ -156,6 +165,9 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
     return MEETING_POINT.meet(llm_args, role, member, Engine, found)
 
 
-def _close(link: Link, saver: Saver) -> bool:
+def _close(link: Link, saver: Saver, closers: list[Callable[[], None]]) -> bool:
     saver.stop(_CLOSE_S)
-    return link.close(_CLOSE_S)
+    is_acknowledged = link.close(_CLOSE_S)
+    for closer in closers:
+        closer()
+    return is_acknowledged

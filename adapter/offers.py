@@ -121,6 +121,11 @@ class OfferDesk:
             self._channel.hand_over()
         return True
 
+    def close(self) -> None:
+        """Closes the connection; nobody may ask any more. Idempotent."""
+        if self._channel is not None:
+            self._channel.close()
+
     def ask(self, state: RequestState, window: LoadWindow, num_computed: int) -> Answer:
         """Looks a request up and retrieves what may be promised.
 

@@ -155,6 +155,10 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         """The same where the host reports per layer group; one group is understood."""
         return self.request_finished(request, _only_group(cache_block_ids))
 
+    def shutdown(self) -> None:
+        """Unregisters in bounded time, where the host calls it (E4)."""
+        self._engine.close()
+
     # --- what they do ---
 
     def _ready(self) -> Running | None:
@@ -164,6 +168,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             self._running = running
             self._table = RequestTable(running.geometry)
             self._desk = OfferDesk(running.link, running.geometry, self._budget)
+            self._engine.at_close(self._desk.close)
             running.link.set_live_requests(self._table.live_keys)
         return running
 

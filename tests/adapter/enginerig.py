@@ -1,0 +1,224 @@
+"""An engine without torch: connector classes, a shared pool, and a host of a few lines.
+
+Drives the real scheduler and worker through whole iterations in the order of host contract §5,
+against whatever server the URL leads to. Pages hold bytes derived from their tokens, so each
+loaded page can be checked.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import shake_128
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from adapter.pages import SharedPool
+from adapter.scheduler import KvkeepConnectorScheduler
+from adapter.worker import KvkeepConnectorWorker
+from tests.adapter.hostlike import Args, ConnectorSettings, FakeRequest, Output, Report
+from tests.adapter.test_identity import CONFIG, FakeTensor
+from tests.wire.process import ServerProcess
+
+SIZE = 4
+PAGE_SHAPE = (2, 2, 64)
+PAGE_BYTES = 2 * 2 * 64 * 4
+
+
+@contextmanager
+def launched(*arguments: str) -> Iterator[ServerProcess]:
+    """A server of its own; nothing of it stays."""
+    with (
+        TemporaryDirectory(prefix="kvk-") as folder,
+        TemporaryDirectory(prefix="kvk-", dir="/dev/shm") as shared,
+        ServerProcess(Path(folder), Path(shared) / "a", *arguments) as server,
+    ):
+        yield server
+
+
+def write_model(folder: Path, weights: bytes = b"") -> Path:
+    """A model directory; its weights are the folder's path unless told, so tests share nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = weights or str(folder).encode()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def page_content(tokens: list[int]) -> Any:
+    """What the page of the last block of ``tokens`` must hold."""
+    digest = shake_128(np.array(tokens, dtype=np.int64).tobytes()).digest(PAGE_BYTES)
+    return np.frombuffer(digest, dtype=np.uint8)
+
+
+class Stream:
+    """A stream on which everything is done at once."""
+
+    def record_event(self) -> Stream:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass
+class Outcome:
+    """How one request went.
+
+    Attributes:
+        offered: tokens promised by the connector.
+        kept: whether its pages were held for saves.
+        pages: its page ids.
+    """
+
+    offered: int
+    kept: bool
+    pages: list[int]
+
+
+class EngineRig:
+    """One engine: constructed in two threads, its pool registered."""
+
+    def __init__(
+        self, url: str | None, model: Path, num_pages: int = 64, args: Args | None = None
+    ) -> None:
+        self.args = replace(
+            args or Args(), model=str(model), kv_connector_config=ConnectorSettings(url)
+        )
+        self.made: dict[str, Any] = {}
+        threads = [
+            threading.Thread(target=self._make, args=("worker", KvkeepConnectorWorker)),
+            threading.Thread(target=self._make, args=("scheduler", KvkeepConnectorScheduler)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.scheduler: KvkeepConnectorScheduler = self.made["scheduler"]
+        self.worker: KvkeepConnectorWorker = self.made["worker"]
+        self.pool = SharedPool.create(num_pages * PAGE_BYTES)
+        self.pages = self.pool.view.reshape(num_pages, PAGE_BYTES)
+        self.tensor = FakeTensor(self.pool.view.view(np.float32).reshape(num_pages, *PAGE_SHAPE))
+        self.next_id, self.next_page = 1, 0
+        self.stream = Stream()
+        self.saved: list[int] = []
+        self.hook_s: dict[str, float] = {}
+
+    def _make(self, name: str, kind: Any) -> None:
+        self.made[name] = kind(self.args)
+
+    def register(self) -> EngineRig:
+        """Hands the pool over and waits for the first registration and its extents."""
+        self.worker.register_kv_caches(self.tensor)
+        self.scheduler.wait_for_initialization()
+        return self
+
+    def timed(self, name: str, function: Any, *arguments: Any) -> Any:
+        begin_s = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            taken_s = time.perf_counter() - begin_s
+            self.hook_s[name] = max(taken_s, self.hook_s.get(name, 0.0))
+
+    def query(self, request: FakeRequest, num_computed: int = 0) -> int:
+        count, is_async = self.timed(
+            "query", self.scheduler.get_num_new_matched_tokens, request, num_computed
+        )
+        assert is_async is False
+        assert count >= 0
+        if count:
+            assert num_computed + count < len(request.tokens)
+        return int(count)
+
+    def iterate(
+        self, output: Output, finished: tuple[int, ...] = (), *, forward: Any = None
+    ) -> None:
+        """One iteration from the report to ``get_finished``."""
+        metadata = self.timed("build", self.scheduler.build_connector_meta, output)
+        copied = pickle.loads(pickle.dumps(metadata))  # noqa: S301 - as the host does
+        self.timed("bind", self.worker.bind_connector_meta, copied)
+        self.timed("load", self.worker.start_load_kv, self.stream)
+        if forward is not None:
+            forward()
+        self.timed("wait_for_save", self.worker.wait_for_save, self.stream)
+        self.collect(finished)
+
+    def collect(self, finished: tuple[int, ...] = ()) -> None:
+        saved, loaded = self.timed("get_finished", self.worker.get_finished, list(finished), [])
+        assert loaded == []
+        self.saved += saved
+
+    def hand_out(self, count: int) -> list[int]:
+        pages = [(self.next_page + at) % len(self.pages) for at in range(count)]
+        self.next_page += count
+        return pages
+
+    def begin(self, tokens: list[int], **scope: Any) -> tuple[FakeRequest, int, list[int]]:
+        """Query and allocation of one request."""
+        request = FakeRequest(self.next_id, list(tokens), **scope)
+        self.next_id += 1
+        offered = self.query(request)
+        pages = self.hand_out(-(-len(tokens) // SIZE))
+        self.pages[pages] = 0xFF
+        self.timed("alloc", self.scheduler.update_state_after_alloc, request, pages)
+        return request, offered, pages
+
+    def fill(self, tokens: list[int], pages: list[int], first: int) -> None:
+        """The forward: pages of the full blocks from ``first`` on."""
+        for block in range(first, len(tokens) // SIZE):
+            self.pages[pages[block]] = page_content(tokens[: (block + 1) * SIZE])
+
+    def check(self, tokens: list[int], pages: list[int], stop: int) -> None:
+        """Loaded pages hold what their tokens say, and nothing else was touched."""
+        for block in range(stop):
+            expected = page_content(tokens[: (block + 1) * SIZE])
+            assert np.array_equal(self.pages[pages[block]], expected), block
+        for page in pages[stop:]:
+            assert (self.pages[page] == 0xFF).all()
+
+    def run(self, tokens: list[int], **scope: Any) -> Outcome:
+        """One request from query to finish, one token generated."""
+        request, offered, pages = self.begin(tokens, **scope)
+        report = Report(request.request_id, list(tokens), pages, 0, len(tokens) - offered)
+
+        def forward() -> None:
+            self.check(tokens, pages, offered // SIZE)
+            self.fill(tokens, pages, offered // SIZE)
+
+        self.iterate(Output([report]), forward=forward)
+        request.tokens.append(1)
+        kept = self.timed("finished", self.scheduler.request_finished, request, pages)
+        assert self.scheduler.request_finished(request, pages) is False
+        self.collect((request.request_id,) if kept else ())
+        return Outcome(offered, kept, pages)
+
+    def settle(self, request_id: int, limit_s: float = 10.0) -> None:
+        """Empty iterations until the request's pages are given back."""
+        deadline_s = time.monotonic() + limit_s
+        while request_id not in self.saved:
+            assert time.monotonic() < deadline_s, self.worker.counters()
+            self.iterate(Output())
+            time.sleep(0.002)  # a pace, not a wait: the loop ends by its condition
+        assert self.saved.count(request_id) == 1
+
+    def run_saved(self, tokens: list[int], **scope: Any) -> Outcome:
+        """``run``, and wait for its saves if there are any."""
+        outcome = self.run(tokens, **scope)
+        if outcome.kept:
+            self.settle(self.next_id - 1)
+        return outcome
+
+    def close(self) -> None:
+        self.worker.shutdown()

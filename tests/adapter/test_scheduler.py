@@ -1,0 +1,221 @@
+"""The scheduler's hooks against a real server: consistent, bounded, never raising."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapter.scheduler import KvkeepConnectorScheduler
+from protocol.errors import ConfigError
+from tests.adapter.enginerig import SIZE, EngineRig, launched, write_model
+from tests.adapter.hostlike import Args, ConnectorSettings, FakeRequest, Output, Report, tokens
+from tests.wire.process import ServerProcess, wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with launched() as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two busy cores must not turn hits into misses; budgets have tests of their own."""
+    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
+
+
+@pytest.fixture
+def rig(server: ServerProcess, tmp_path: Path) -> Iterator[EngineRig]:
+    made = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    yield made
+    made.close()
+
+
+def stats(rig: EngineRig) -> dict[str, int]:
+    """The server's counters."""
+    from protocol.messages import Stats, StatsReply
+
+    running = rig.scheduler._engine.running
+    assert running is not None
+    channel = running.link.open_channel()
+    try:
+        reply = channel.call(Stats(), 5.0)
+    finally:
+        channel.close()
+    assert isinstance(reply, StatsReply)
+    return reply.values
+
+
+def test_a_prompt_is_saved_and_then_hit(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    assert rig.run_saved(prompt).offered == 0
+    assert rig.run_saved(prompt).offered == 20
+    assert rig.run_saved([*prompt, 1, 2, 3]).offered == 20
+    assert rig.run_saved(prompt[:20]).offered == 16  # one token is left to compute
+    assert rig.run_saved(prompt[:19]).offered == 16
+    assert rig.run_saved(tokens(22, seed=5)).offered == 0
+
+
+def test_the_query_line(rig: EngineRig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "kvkeep")
+    rig.run_saved(tokens(22))
+    rig.run_saved(tokens(22))
+    lines = [r.getMessage() for r in caplog.records if "lmcache_cached" in r.getMessage()]
+    assert "lmcache_cached=0 new_matched=0" in lines[0]
+    assert "lmcache_cached=20 new_matched=20" in lines[1]
+    assert len(lines) == 2
+
+
+def test_scopes_do_not_mix(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    scopes: list[dict[str, Any]] = [
+        {},
+        {"cache_salt": "a"},
+        {"cache_salt": "b"},
+        {"lora_task_id": 1},
+        {"lora_task_id": 2, "cache_salt": "a"},
+        {
+            "multimodal_hashes": [[1] * 8],
+            "multimodal_positions": [1],
+            "multimodal_lengths": [2],
+        },
+    ]
+    for scope in scopes:
+        assert rig.run_saved(prompt, **scope).offered == 0
+    for scope in scopes:
+        assert rig.run_saved(prompt, **scope).offered == 20
+    hidden = {"multimodal_positions": [1], "multimodal_lengths": [2]}
+    for _ in range(2):
+        outcome = rig.run_saved(prompt, **hidden)
+        assert (outcome.offered, outcome.kept) == (0, False)
+
+
+def test_repeated_queries_are_consistent_and_return_everything(rig: EngineRig) -> None:  # B23
+    prompt = tokens(41)
+    rig.run_saved(prompt)
+    before = stats(rig)
+    request = FakeRequest(77, prompt)
+    assert rig.query(request) == 40
+    assert rig.query(request) == 40
+    assert rig.query(request, 8) == 32
+    assert rig.query(request, 12) == 28
+    assert rig.query(request, 13) == 0  # inside a block
+    assert rig.query(request, 12) == 28
+    rig.iterate(Output())  # never allocated
+    names = [name for name in before if "pin" in name or "lease" in name]
+    assert names
+    assert wait_until(lambda: all(stats(rig)[n] <= before[n] for n in names if "total" not in n))
+
+
+def test_odd_device_matches_decline_but_save(rig: EngineRig) -> None:  # host contract rule 2
+    prompt = tokens(22)
+    request = FakeRequest(50, prompt)
+    assert rig.query(request, 5) == 0
+    assert rig.query(request, 20) == 0
+    assert rig.query(request, 21) == 0
+
+
+def test_before_registration_nothing_is_promised(server: ServerProcess, tmp_path: Path) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    request = FakeRequest(1, tokens(22))
+    assert rig.query(request) == 0
+    rig.scheduler.update_state_after_alloc(request, [1, 2, 3, 4, 5, 6])
+    rig.iterate(Output([Report(1, tokens(22), [1, 2, 3, 4, 5, 6], 0, 22)]))
+    assert rig.scheduler.request_finished(request, [1, 2, 3, 4, 5, 6]) is False
+    rig.scheduler.wait_for_initialization()
+
+
+def test_a_wrong_block_size_is_noticed_at_the_first_allocation(
+    rig: EngineRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = FakeRequest(1, tokens(22))
+    rig.query(request)
+    rig.scheduler.update_state_after_alloc(request, [1, 2, 3])
+    assert "block size" in caplog.text
+    rig.iterate(Output([Report(1, tokens(22), [1, 2, 3], 0, 22)]))
+    assert rig.query(FakeRequest(2, tokens(22))) == 0
+    assert rig.scheduler._engine.running is None
+
+
+def test_requests_never_queried_are_saved_too(rig: EngineRig) -> None:
+    request, prompt = FakeRequest(9, tokens(22)), tokens(22)
+    pages = rig.hand_out(6)
+    rig.scheduler.update_state_after_alloc(request, pages)
+    rig.iterate(
+        Output([Report(9, prompt, pages, 0, 22)]), forward=lambda: rig.fill(prompt, pages, 0)
+    )
+    request.tokens.append(1)
+    assert rig.scheduler.request_finished(request, pages) is True
+    rig.collect((9,))
+    rig.settle(9)
+    assert rig.run_saved(prompt).offered == 20
+
+
+def test_finishing_twice_late_or_unknown(rig: EngineRig) -> None:  # P19
+    outcome = rig.run(tokens(22))
+    assert outcome.kept
+    request = FakeRequest(1, [*tokens(22), 1])
+    assert rig.scheduler.request_finished(request, []) is False
+    assert rig.scheduler.request_finished(FakeRequest(999, tokens(4)), [1]) is False
+    rig.settle(1)
+
+
+def test_a_request_without_a_generated_token_is_not_held(rig: EngineRig) -> None:
+    request, _, pages = rig.begin(tokens(22))
+    rig.iterate(Output([Report(request.request_id, tokens(22), pages, 0, 22)]))
+    assert rig.scheduler.request_finished(request, pages) is False
+
+
+def test_hooks_swallow_what_they_cannot_read(rig: EngineRig) -> None:
+    broken: Any = object()
+    assert rig.scheduler.get_num_new_matched_tokens(broken, 0) == (0, False)
+    big = FakeRequest(3, [1 << 40] * 8)
+    assert rig.scheduler.get_num_new_matched_tokens(big, 0) == (0, False)
+    rig.scheduler.update_state_after_alloc(broken, [1])
+    assert rig.scheduler.request_finished(broken, [1]) is False
+    metadata = rig.scheduler.build_connector_meta(broken)
+    assert metadata.failure == ""
+    counts = rig.worker.counters()
+    assert counts["scheduler_query_errors"] == 2
+    assert counts["scheduler_metadata_errors"] == 1
+
+
+def test_a_report_not_understood_fails_an_open_promise(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    rig.begin(prompt)
+    broken: Any = object()
+    metadata = rig.scheduler.build_connector_meta(broken)
+    assert "planned" in metadata.failure
+
+
+def test_layer_group_forms_fold_one_group(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    request = FakeRequest(4, prompt)
+    rig.query(request)
+    pages = rig.hand_out(6)
+    rig.scheduler.update_state_after_alloc_by_layer_group(request, [pages])
+    rig.iterate(
+        Output([Report(4, prompt, pages, 0, 22)]), forward=lambda: rig.fill(prompt, pages, 0)
+    )
+    request.tokens.append(1)
+    assert rig.scheduler.request_finished_by_layer_group(request, [pages]) is True
+    assert rig.scheduler.request_finished_by_layer_group(request, []) is False
+    rig.collect((4,))
+    rig.settle(4)
+    with pytest.raises(ValueError, match="2 layer groups"):
+        rig.scheduler.request_finished_by_layer_group(request, [[1], [2]])
+
+
+@pytest.mark.parametrize("url", ["", "localhost:1", "tcp://::1:5555"])
+def test_odd_urls_fail_at_construction(url: str) -> None:  # B46
+    with pytest.raises(ConfigError):
+        KvkeepConnectorScheduler(Args(kv_connector_config=ConnectorSettings(url)))
+
+
+def test_blocks_of_the_rig() -> None:
+    assert Args().kv_cache_config.tokens_per_block == SIZE

@@ -1,0 +1,199 @@
+"""The worker's hooks against a real server: registration, exact loads, loud failures."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapter.copy import LoadError
+from adapter.metadata import ConnectorMetadata
+from adapter.worker import KvkeepConnectorWorker
+from protocol.errors import ConfigError, ErrorCode
+from tests.adapter.enginerig import PAGE_SHAPE, EngineRig, Stream, launched, write_model
+from tests.adapter.hostlike import Args, CacheConfig, Output, Report, tokens
+from tests.adapter.test_identity import FakeTensor
+from tests.wire.process import ServerProcess, wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with launched() as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
+
+
+@pytest.fixture
+def rig(server: ServerProcess, tmp_path: Path) -> Iterator[EngineRig]:
+    made = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    yield made
+    made.close()
+
+
+def test_memory_that_cannot_be_shared_runs_uncached(
+    server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    private = np.zeros((64, *PAGE_SHAPE), dtype=np.float32)
+    rig.worker.register_kv_caches(FakeTensor(private))
+    lines = [r.getMessage() for r in caplog.records if "uncached" in r.getMessage()]
+    assert len(lines) == 1
+    assert "cannot be shared" in lines[0]
+    assert rig.run(tokens(22)) is not None
+    rig.worker.register_kv_caches(FakeTensor(private))
+    assert len([r for r in caplog.records if "uncached" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        (CacheConfig(enable_block_reuse=False), "enable_block_reuse"),
+        (CacheConfig(host_cache_size=1 << 30), "host_cache_size"),
+    ],
+)
+def test_engines_that_cannot_be_cached_say_why_once(
+    server: ServerProcess,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    cache: CacheConfig,
+    words: str,
+) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m"), args=Args(kv_cache_config=cache))
+    rig.register()
+    rig.run(tokens(22))
+    lines = [r.getMessage() for r in caplog.records if "uncached" in r.getMessage()]
+    assert len(lines) == 1
+    assert words in lines[0]
+
+
+def test_a_chunk_size_that_does_not_fit_stops_the_engine(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_CHUNK_TOKENS", "6")
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    with pytest.raises(ConfigError, match="valid are 4, 8, 12") as caught:
+        rig.worker.register_kv_caches(rig.tensor)
+    assert caught.value.code == ErrorCode.CHUNK_SIZE_INVALID
+
+
+def test_chunks_of_several_blocks(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_CHUNK_TOKENS", "12")
+    rig = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    prompt = tokens(41)
+    try:
+        rig.run_saved(prompt)
+        assert rig.run_saved(prompt).offered == 36
+        assert rig.run_saved(prompt[:36]).offered == 32  # the last block of a chunk is left out
+        assert rig.run_saved(prompt[:30]).offered == 24
+    finally:
+        rig.close()
+
+
+def test_a_tensor_inside_a_larger_pool(server: ServerProcess, tmp_path: Path) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    rig.tensor = FakeTensor(rig.tensor.array[8:40])
+    rig.pages = rig.pages[8:40]
+    rig.register()
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    assert rig.run_saved(prompt).offered == 20
+    rig.close()
+
+
+def test_replays_stale_and_absent_metadata(rig: EngineRig) -> None:  # host contract rule 8
+    worker, stream = rig.worker, Stream()
+    worker.start_load_kv(stream)
+    worker.bind_connector_meta(None)
+    worker.start_load_kv(stream)
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    request, offered, pages = rig.begin(prompt)
+    assert offered == 20
+    rig.iterate(Output([Report(request.request_id, prompt, pages, 0, 2)]))
+    rig.check(prompt, pages, 5)
+    rig.pages[pages[0]] = 7
+    worker.start_load_kv(stream)  # again in that iteration: what was computed since stays
+    assert (rig.pages[pages[0]] == 7).all()
+
+
+def test_a_promise_that_cannot_be_kept_raises(rig: EngineRig) -> None:
+    rig.worker.bind_connector_meta(ConnectorMetadata(1, failure="the reason"))
+    with pytest.raises(LoadError, match="the reason"):
+        rig.worker.start_load_kv(Stream())
+
+
+def test_a_load_of_an_unknown_extent_raises_and_touches_nothing(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    request, _, pages = rig.begin(prompt)
+    metadata = rig.scheduler.build_connector_meta(
+        Output([Report(request.request_id, prompt, pages, 0, 2)])
+    )
+    (load,) = metadata.loads
+    broken = replace(metadata, loads=(replace(load, epoch=b"?" * 16),))
+    rig.worker.bind_connector_meta(broken)
+    with pytest.raises(LoadError):
+        rig.worker.start_load_kv(Stream())
+    rig.check(prompt, pages, 0)
+
+
+def test_nonsense_pages_end_saving_but_not_the_engine(
+    rig: EngineRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = ConnectorMetadata(1, new_pages=np.array([64], dtype=np.int32))
+    rig.worker.bind_connector_meta(metadata)
+    assert "uncached" in caplog.text
+    rig.worker.start_load_kv(Stream())
+    rig.worker.wait_for_save(Stream())
+    assert rig.worker.get_finished([], []) == ([], [])
+
+
+def test_layer_hooks_and_callable_do_nothing(rig: EngineRig) -> None:
+    assert rig.worker.register_forward_pass_callable() is None
+    rig.worker.wait_for_layer_load(0, Stream())
+    rig.worker.save_kv_layer(0, Stream())
+
+
+def test_a_stream_without_events_is_taken_as_done(rig: EngineRig) -> None:
+    rig.stream = object()  # type: ignore[assignment]
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    assert rig.run_saved(prompt).offered == 20
+
+
+def test_an_engine_that_goes_away_unregisters_and_frees_its_pool(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    rig.run_saved(tokens(22))
+    engine = weakref.ref(rig.scheduler._engine)
+    mapping = weakref.ref(rig.pool.mapping)
+    del rig
+    assert wait_until(lambda: gc.collect() >= 0 and engine() is None and mapping() is None, 10)
+
+
+def test_shutdown_is_bounded_and_repeatable(rig: EngineRig) -> None:
+    rig.worker.shutdown()
+    rig.worker.shutdown()
+    assert rig.query is not None
+    assert rig.run(tokens(22)).offered == 0
+
+
+def test_construction_alone_starts_nothing(server: ServerProcess, tmp_path: Path) -> None:
+    import threading
+
+    before = threading.active_count()
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    assert isinstance(rig.worker, KvkeepConnectorWorker)
+    assert threading.active_count() == before
