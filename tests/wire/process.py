@@ -148,7 +148,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: object, limit_s: float = 10.0, every_s: float = 0.01) -> bool:
+def wait_until(condition: object, limit_s: float = 20.0, every_s: float = 0.01) -> bool:
     """Polls a callable until it is true or the time is over."""
     assert callable(condition)
     deadline_s = time.monotonic() + limit_s
