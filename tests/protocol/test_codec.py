@@ -95,7 +95,7 @@ def test_hostile_frames_cost_little(name: str) -> None:
     with pytest.raises(RequestError):
         frames.unpack_request(frame)
     assert peak_bytes < PEAK_BYTES
-    assert time.process_time() - started < 2.0
+    assert time.process_time() - started < 5.0  # 0.3 s on an idle machine
 
 
 def refused(data: bytes, max_bytes: int = limits.MAX_FRAME_BYTES) -> ErrorCode | None:
