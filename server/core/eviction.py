@@ -15,8 +15,9 @@ from typing import Protocol
 from protocol.ids import InstanceId
 from server.core.index import ABSENT, ChunkIndex
 
-QUEUED, PARKED = 1, 2
-"""Flags of a node: has an entry in the queue; was passed over because something holds it."""
+QUEUED, PARKED, WATCHED = 1, 2, 4
+"""Flags of a node: it has an entry in the queue; it was passed over because something holds it; it
+has an entry among the incomplete ones."""
 
 _LIFE_BITS = 32
 _NODE_BITS = 32
@@ -73,6 +74,11 @@ class LeafLru:
 
     def watch(self, node: int, instance: InstanceId, now_us: int) -> None:
         """A node was published by an engine and still lacks shards."""
+        # One entry per node, however many of its shards are published one by one: then at least
+        # half of a queue that is too long is dead, and pruning it pays.
+        if self._index.flags[node] & WATCHED:
+            return
+        self._index.flags[node] |= WATCHED
         queue = self._incomplete.get(instance)
         if queue is None:
             queue = self._incomplete[instance] = deque()
@@ -119,9 +125,10 @@ class LeafLru:
             elif index.stamp[node] != entry >> (_NODE_BITS + _LIFE_BITS):
                 heapq.heappush(heap, self._entry(node))
             elif evictable(node):
+                index.flags[node] &= ~QUEUED & 0xFF
                 return node, index.stamp[node]
             else:
-                index.flags[node] = PARKED
+                index.flags[node] = (index.flags[node] & ~QUEUED & 0xFF) | PARKED
         return ABSENT, -1
 
     def _take_first(self, now_us: int, evictable: Callable[[int], bool]) -> int:

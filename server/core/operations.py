@@ -205,9 +205,9 @@ class Operations:
         numbers = np.array(dropped, dtype=np.int64)
         dropped.clear()
         extents = self._slots.extent[numbers]
-        for extent in np.unique(extents):
+        for extent in sorted(set(extents.tolist())):
             mine = numbers[extents == extent]
-            self._outbox.add(VoidRecords(ExtentId(int(extent)), self._slots.local[mine]))
+            self._outbox.add(VoidRecords(ExtentId(extent), self._slots.local[mine]))
         self._slots.generation[numbers[self._slots.state[numbers] == FREE]] = 0
 
     # --- INSPECT, PIN, UNPIN --------------------------------------------------------------

@@ -16,7 +16,9 @@ from server.core.outbox import Outbox
 Ends = list[tuple[int, str | None]]
 
 
-def piece(session: int, ends: Ends, number: int = 0, wanted: bool = True, size: int = 4096) -> Piece:
+def piece(
+    session: int, ends: Ends, number: int = 0, wanted: bool = True, size: int = 4096
+) -> Piece:
     geometry = cut(ExtentId(1), Fingerprint(b"f" * 16), 0, 1, size, 1 << 20)
     region = Region(offset_bytes=0, size_bytes=size, stride_bytes=size)
     return Piece(

@@ -40,6 +40,7 @@ def test_what_is_held_is_passed_over_and_comes_back_when_offered() -> None:
     node, stamp = policy.take(0, lambda node: node != nodes[0])
     assert (node, stamp) == (nodes[1], 2)
     assert index.flags[nodes[0]] == PARKED
+    assert index.flags[nodes[1]] == 0
     assert policy.take(0, lambda node: True)[0] == nodes[2]
     assert policy.take(0, lambda node: True)[0] == ABSENT
     policy.offer(nodes[0])
@@ -91,9 +92,19 @@ def test_p08_a_dead_engines_incomplete_chunks_go_at_once_and_others_stay() -> No
     assert policy.take(101, lambda node: True)[0] == nodes[0]
 
 
-def test_watching_the_same_nodes_for_ever_stays_bounded() -> None:
+def test_watching_again_and_again_costs_little_and_stays_bounded() -> None:
     index, policy, nodes = leaves_of(4)
-    for number in range(10_000):
+    for node in nodes:
+        index.missing[node] = 1
+    for number in range(100_000):
         policy.watch(nodes[number % 4], A, number)
+    assert sum(map(len, policy._incomplete.values())) == 4
+
+
+def test_entries_of_removed_nodes_are_pruned() -> None:
+    index, policy, _ = leaves_of(0)
+    for number in range(5000):
+        (node,) = index.add_chain(chain(f"n{number}", 1), ROOT, number).tolist()
+        policy.watch(node, A, number)
+        index.remove(node)
     assert sum(map(len, policy._incomplete.values())) < 200
-    del index

@@ -1,0 +1,105 @@
+"""The self-check sees planted contradictions; a check that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from server.core.integrity import IntegrityError, require
+from server.core.state import State
+from tests.server.core.world import World, chain, config, namespace
+
+
+def world_with_everything() -> World:
+    world = World(config(extents=8, slots=8), auto_copies=True)
+    a = world.engine()
+    a.register(namespace())
+    keys = chain("x", 10)
+    a.save(keys)
+    lease = a.lookup(keys).lease
+    a.retrieve(keys, lease, 0, 5)
+    a.store(chain("y", 3))
+    world.core.check_integrity()
+    return world
+
+
+def first_owner(state: State) -> object:
+    return next(iter(state.registry.owners.values()))
+
+
+def _pin(state: State) -> None:
+    state.slots.pins[state.slots.pins > 0] += 1
+
+
+def _lock(state: State) -> None:
+    owner = next(iter(state.registry.owners.values()))
+    owner.index.locks[owner.index.nodes()[0]] += 1
+
+
+def _budget(state: State) -> None:
+    state.arena.used_bytes += 1
+
+
+def _free_list(state: State) -> None:
+    next(iter(state.arena.extents.values())).free.append(0)
+
+
+def _held(state: State) -> None:
+    next(iter(state.arena.extents.values())).num_held += 1
+
+
+def _missing(state: State) -> None:
+    owner = next(iter(state.registry.owners.values()))
+    owner.index.missing[owner.index.nodes()[0]] += 1
+
+
+def _reserved(state: State) -> None:
+    state.plans.by_slot.popitem()
+
+
+def _unmapped(state: State) -> None:
+    extent = next(iter(state.arena.extents))
+    next(iter(state.registry.instances.values())).unmapped[extent] = 1
+
+
+def _leased(state: State) -> None:
+    next(iter(state.registry.instances.values())).num_leased_slots += 1
+
+
+def _generation(state: State) -> None:
+    state.slots.generation[state.slots.generation > 0] = 1
+
+
+def _state(state: State) -> None:
+    owner = next(iter(state.registry.owners.values()))
+    state.slots.state_of[owner.index.cell(owner.index.nodes()[0], 0)] = 0
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _pin,
+        _lock,
+        _budget,
+        _free_list,
+        _held,
+        _missing,
+        _reserved,
+        _unmapped,
+        _leased,
+        _generation,
+        _state,
+    ],
+)
+def test_each_contradiction_is_found(spoil: Callable[[State], None]) -> None:
+    world = world_with_everything()
+    spoil(world.core._state)
+    with pytest.raises(IntegrityError):
+        world.core.check_integrity()
+
+
+def test_require_names_the_facts() -> None:
+    require(True, "fine")
+    with pytest.raises(IntegrityError, match="one is two: 1, 2"):
+        require(False, "one is two", 1, 2)
