@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -118,6 +118,7 @@ class WireClient:
         self.socket.connect(url)
         self.session = ClientSession(InstanceId(instance), "tests")
         self._early: dict[int, frames.Reply] = {}
+        self.on_wait: Callable[[], None] | None = None
 
     def hello(self, token: bytes) -> HelloReply:
         """Says HELLO; raises what the server answers instead."""
@@ -133,16 +134,19 @@ class WireClient:
 
     def reply(self, seq: int, wait_s: float = WAIT_S) -> frames.Reply:
         """The reply to a seq; replies to others in between are kept for whoever asks."""
-        if seq in self._early:
-            return self._early.pop(seq)
         deadline_s = time.monotonic() + wait_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if self.socket.poll(int(left_s * 1000) + 1):
+            if seq in self._early:
+                return self._early.pop(seq)
+            step_s = left_s if self.on_wait is None else min(left_s, 0.02)
+            if self.socket.poll(int(step_s * 1000) + 1):
                 reply = self.session.receive(self.socket.recv(), time.monotonic_ns())
                 if reply is not None and reply.seq == seq:
                     return reply
                 if reply is not None:
                     self._early[reply.seq] = reply
+            elif self.on_wait is not None:
+                self.on_wait()
         raise TimeoutError(f"no reply to seq {seq} within {wait_s} s")
 
     def call(self, body: Request, kind: type[B], timeout_s: float = WAIT_S) -> B:
@@ -235,6 +239,7 @@ class Engine:
         self.extents: dict[int, MappedExtent] = {}
         self.session = 0
         self._next_store = 1
+        self._is_pumping = False
 
     def register(self) -> RegisterKvCacheReply:
         """Passes the pool, registers it, and maps what the server gives."""
@@ -285,11 +290,21 @@ class Engine:
         self.wire.call(body, Done)
 
     def pump(self) -> None:
-        """Takes whatever waits on the side socket."""
-        poller = select.poll()
-        poller.register(self.side.socket, select.POLLIN)
-        while poller.poll(0):
-            self.take_side_packet()
+        """Takes whatever waits on the side socket; does nothing while it is at that already."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            poller = select.poll()
+            poller.register(self.side.socket, select.POLLIN)
+            while poller.poll(0):
+                self.take_side_packet()
+        finally:
+            self._is_pumping = False
+
+    def pump_while_waiting(self) -> None:
+        """From now on takes side packets while it waits for replies, as a real engine would."""
+        self.wire.on_wait = self.pump
 
     def store(self, keys: list[bytes], pages: list[int], start: int = 0) -> tuple[int, StoreReply]:
         """STOREs pages under keys from ordinal 0 on; returns the store id and the reply."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,6 +163,63 @@ def test_more_than_the_arena_holds_is_evicted_and_never_wrong(
     assert len(load(engine, make_keys(num_rounds - 1, 64))) == 64
     used = sum(path.stat().st_size for path in server.arena_dir.glob("*.extent"))
     assert used <= 64 << 20
+
+
+class Model(threading.Thread):
+    """An engine that saves and at once loads again, round after round."""
+
+    def __init__(self, server: ServerProcess, name: str, page_bytes: int, rounds: int) -> None:
+        super().__init__()
+        self.server = server
+        self.namespace = make_namespace(page_bytes=page_bytes, model=name)
+        self.base = page_bytes
+        self.rounds = rounds
+        self.num_full = 0
+        self.num_wrong = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with Engine(self.server.url, self.server.side_path, self.namespace) as engine:
+                engine.register()
+                engine.pump_while_waiting()
+                for seed in range(self.rounds):
+                    self._round(engine, seed)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _round(self, engine: Engine, seed: int) -> None:
+        fill(engine, self.base + seed)
+        keys = make_keys(self.base + seed, engine.num_pages)
+        saves(engine, keys)
+        data = load(engine, keys, seed)
+        self.num_full += len(data) == engine.num_pages
+        self.num_wrong += not np.array_equal(data, engine.pages[: len(data)])
+
+
+def test_p17_two_models_in_an_arena_too_small_for_both_share_it(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    sizes = ("--l1-size", "16M", "--extent-size", "2M")
+    with ServerProcess(short_dir, shm_dir / "a", *sizes) as server:
+        # Rounds of 1 MiB and 1.5 MiB: either model alone would fill the arena several times.
+        models = [
+            Model(server, "one", 16_384, 60),
+            Model(server, "two", 24_576, 60),
+        ]
+        for model in models:
+            model.start()
+        for model in models:
+            model.join(100)
+            assert not model.is_alive()
+        assert [model.error for model in models] == [None, None]
+        assert [model.num_wrong for model in models] == [0, 0]
+        # Neither starves: what was saved last is there in nearly each round.
+        assert all(model.num_full >= 50 for model in models), [m.num_full for m in models]
+        used = sum(path.stat().st_blocks * 512 for path in server.arena_dir.glob("*.extent"))
+        assert used <= 16 << 20
+        assert "Traceback" not in server.log()
 
 
 def test_a_copier_killed_amid_stores_is_replaced_and_nothing_wrong_is_held(
