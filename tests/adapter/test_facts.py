@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +120,33 @@ def test_inputs_without_a_digest_bypass(name: str) -> None:
 
 def test_scope_without_anything_is_shared() -> None:
     assert scope_of(request(), {}, A).instance is None
+
+
+_PRINT_KEYS = """
+from adapter.facts import facts_of
+from protocol.ids import InstanceId
+from protocol.keys import BlockHashChain
+from tests.adapter.hostlike import FakeRequest
+request = FakeRequest(1, list(range(64)), cache_salt="salt", lora_task_id=3)
+facts = facts_of(request, {3: b"d" * 32}, InstanceId(b"i" * 16))
+chain = BlockHashChain.start(facts.scope, 16)
+chain.extend(facts.tokens, facts.media)
+print(bytes(chain.keys).hex())
+"""
+
+
+def test_processes_agree_whatever_their_hash_seed(root: Path) -> None:  # B03
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", _PRINT_KEYS],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert printed[0] == printed[1]
+    assert len(printed[0].strip()) == 4 * 32

@@ -1,0 +1,203 @@
+"""Asking the server: one budget, every failure a miss, every lease given back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapter.identity import Geometry
+from adapter.link import Link, LinkConfig
+from adapter.offers import IterationBudget, OfferDesk
+from adapter.promises import load_window
+from adapter.requests import RequestTable
+from adapter.requeststate import RequestState
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import InstanceId
+from protocol.layout import SLOT_DTYPE
+from protocol.messages import Body, Lookup, LookupReply, Op, Retrieve, RetrieveReply
+from tests.adapter.hostlike import facts, tokens
+from tests.adapter.linking import joined_link
+from tests.adapter.responder import PAGE_BYTES, ExtentFile, Responder, namespace, until
+from tests.adapter.responder import geometry as extent_geometry
+
+GEO = Geometry(tokens_per_block=4, chunk_blocks=1, num_pages=16, page_bytes=PAGE_BYTES)
+LEASE = b"L" * 16
+PROMPT = tokens(41)
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_budget_is_shared_and_refilled() -> None:  # P16
+    clock = FakeClock()
+    budget = IterationBudget(0.02, clock)
+    for expected in (0.012, 0.004, 0.0):
+        begin_s = budget.now_s()
+        clock.now_s += 0.008
+        budget.spend_since(begin_s)
+        assert budget.left_s == pytest.approx(expected)
+    budget.refill()
+    assert budget.left_s == pytest.approx(0.02)
+    budget.exhaust()
+    assert budget.left_s == 0
+
+
+@pytest.fixture
+def server(short_dir: Path) -> Iterator[Responder]:
+    with Responder(short_dir) as server:
+        yield server
+
+
+@pytest.fixture
+def link(server: Responder) -> Iterator[Link]:
+    with joined_link(server.url) as link:
+        yield link
+
+
+@pytest.fixture
+def budget() -> IterationBudget:
+    return IterationBudget(1.0)
+
+
+@pytest.fixture
+def desk(link: Link, budget: IterationBudget) -> Iterator[OfferDesk]:
+    made = OfferDesk(link, GEO, budget)
+    yield made
+    made.close()
+
+
+def ask(desk: OfferDesk, num_computed: int = 0) -> tuple[Any, RequestState]:
+    state = RequestTable(GEO).admit(facts(1, PROMPT), 1, 0.0)
+    window = load_window(len(PROMPT), num_computed, GEO)
+    assert window is not None
+    return desk.ask(state, window, num_computed), state
+
+
+def serve(server: Responder, ready: int, extent: int = 1, num_shards: int = 1) -> None:
+    """Makes the server hold ``ready`` chunks, all in one extent."""
+
+    def lookup(body: Any) -> Body:
+        return LookupReply(lease=LEASE if ready else b"", ready=ready)
+
+    def retrieve(body: Any) -> Body:
+        slots = np.zeros((body.count, num_shards), dtype=SLOT_DTYPE)
+        slots["extent"] = extent
+        slots["slot"] = np.arange(body.start, body.start + body.count)[:, None]
+        return RetrieveReply(slots=slots.tobytes(), num_shards=num_shards)
+
+    server.handlers[Op.LOOKUP] = lookup
+    server.handlers[Op.RETRIEVE] = retrieve
+
+
+@pytest.fixture
+def extent(server: Responder, link: Link) -> Iterator[ExtentFile]:
+    file = ExtentFile(extent_geometry(1, namespace()), server.arena)
+    server.give(file)
+    until(lambda: link.extents.get(1) is not None)
+    yield file
+    file.close()
+
+
+@pytest.mark.usefixtures("extent")
+def test_an_offer_covers_exactly_what_lies_beyond_the_match(
+    server: Responder, desk: OfferDesk
+) -> None:
+    serve(server, 7)
+    answer, state = ask(desk, 8)
+    assert answer.cached_chunks == 7
+    assert (answer.offer.start_tokens, answer.offer.end_tokens) == (8, 28)
+    assert answer.offer.first_chunk == 2
+    assert answer.offer.slots["slot"].ravel().tolist() == [2, 3, 4, 5, 6]
+    (lookup,) = server.bodies(Op.LOOKUP)
+    assert isinstance(lookup, Lookup)
+    assert (lookup.start, lookup.keys) == (0, state.chunk_keys(0, 10, 1))
+    (retrieve,) = server.bodies(Op.RETRIEVE)
+    assert isinstance(retrieve, Retrieve)
+    assert (retrieve.start, retrieve.count) == (2, 5)
+    assert server.bodies(Op.RELEASE) == []
+
+
+def test_nothing_beyond_the_match_ends_the_lease(server: Responder, desk: OfferDesk) -> None:
+    serve(server, 2)
+    answer, state = ask(desk, 8)
+    assert answer.offer is None
+    assert answer.cached_chunks == 2
+    assert not state.asked
+    until(lambda: [body.request for body in server.bodies(Op.END_SESSION)] == [state.key])
+
+
+def test_slots_that_are_not_mapped_are_a_miss_and_given_back(
+    server: Responder, desk: OfferDesk
+) -> None:
+    serve(server, 7, extent=99)
+    answer, _ = ask(desk)
+    assert answer.offer is None
+    until(lambda: server.bodies(Op.RELEASE))
+    (release,) = server.bodies(Op.RELEASE)
+    assert (release.lease, release.count, release.all_readers) == (LEASE, 0, True)
+
+
+def refuse(body: Any) -> Body:
+    raise RequestError(ErrorCode.BUSY, "as the test wants it")
+
+
+@pytest.mark.usefixtures("extent")
+def test_a_refused_retrieve_is_a_miss_and_given_back(server: Responder, desk: OfferDesk) -> None:
+    serve(server, 7)
+    server.handlers[Op.RETRIEVE] = refuse
+    answer, _ = ask(desk)
+    assert answer.offer is None
+    assert "refused" in answer.why
+    until(lambda: server.bodies(Op.RELEASE))
+
+
+def test_a_malformed_slot_blob_is_a_miss_and_given_back(server: Responder, desk: OfferDesk) -> None:
+    serve(server, 7)
+    server.handlers[Op.RETRIEVE] = lambda _: RetrieveReply(slots=b"x" * 16, num_shards=1)
+    answer, _ = ask(desk)
+    assert "malformed" in answer.why
+    until(lambda: server.bodies(Op.RELEASE))
+
+
+def test_a_refusal_keeps_the_budget_a_silence_ends_it(server: Responder, link: Link) -> None:
+    budget = IterationBudget(0.2)
+    desk = OfferDesk(link, GEO, budget)
+    try:
+        server.handlers[Op.LOOKUP] = refuse
+        assert "refused" in ask(desk)[0].why
+        assert budget.left_s > 0
+        server.mute.add(Op.LOOKUP)
+        assert "no answer" in ask(desk)[0].why
+        assert budget.left_s == 0
+        assert "budget" in ask(desk)[0].why
+    finally:
+        desk.close()
+
+
+def test_a_connection_made_ahead_serves_another_thread(server: Responder, desk: OfferDesk) -> None:
+    assert desk.connect(5.0)
+    serve(server, 0)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(ask(desk)[0]))
+    thread.start()
+    thread.join(10)
+    assert answers[0].why == "nothing beyond the device match"
+
+
+def test_without_a_registration_nothing_is_sent(server: Responder, short_dir: Path) -> None:
+    link = Link(LinkConfig(f"ipc://{short_dir}/nobody", InstanceId(b"i" * 16)))
+    desk = OfferDesk(link, GEO, IterationBudget(1.0))
+    assert ask(desk)[0].why == "not connected"
+    assert not desk.connect(0.1)
+    desk.close()
+    link.close(1)

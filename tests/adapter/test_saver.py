@@ -1,0 +1,194 @@
+"""The saver's thread: STORE, proof, COMMIT; and everything a server can do instead."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapter.identity import Geometry
+from adapter.journal import Journal
+from adapter.link import Link
+from adapter.metadata import ConnectorMetadata, SaveNames
+from adapter.saver import Saver
+from protocol.errors import ErrorCode, RequestError
+from protocol.layout import PAGE_DTYPE
+from protocol.messages import Body, CommitReply, Op, StopReason, StoreReply
+from tests.adapter.hostlike import FakeMark
+from tests.adapter.linking import joined_link
+from tests.adapter.responder import PAGE_BYTES, Responder, until
+
+GEO = Geometry(tokens_per_block=4, chunk_blocks=1, num_pages=16, page_bytes=PAGE_BYTES)
+
+
+def publish(body: Any) -> Body:
+    return CommitReply(published=body.count)
+
+
+@pytest.fixture
+def server(short_dir: Path) -> Iterator[Responder]:
+    with Responder(short_dir) as server:
+        server.handlers[Op.COMMIT] = publish
+        yield server
+
+
+@pytest.fixture
+def link(server: Responder) -> Iterator[Link]:
+    with joined_link(server.url) as link:
+        yield link
+
+
+@pytest.fixture
+def saver(link: Link) -> Iterator[Saver]:
+    made = Saver(link, GEO, 100, Journal(logging.getLogger("test")))
+    made.start()
+    yield made
+    made.stop(5)
+
+
+def names(key: int = 7, pages: tuple[int, ...] = (3, 4), first: int = 0) -> SaveNames:
+    keys = b"".join(bytes([key, first + at]) * 8 for at in range(len(pages)))
+    return SaveNames(100 + key, key, first, b"", keys, np.array(pages, dtype=np.int32))
+
+
+def bind(
+    saver: Saver, *named: SaveNames, alive: dict[int, int] | None = None, mark: Any = None
+) -> None:
+    alive = alive or {}
+    metadata = ConnectorMetadata(
+        1,
+        alive=np.array(list(alive), dtype=np.int64),
+        valid_chunks=np.array(list(alive.values()), dtype=np.int32),
+        names=named,
+    )
+    saver.bound(metadata, mark)
+
+
+def counted(saver: Saver, name: str) -> int:
+    return saver.counters().get(name, 0)
+
+
+def test_store_then_proof_then_commit(server: Responder, saver: Saver) -> None:
+    bind(saver, names(), alive={7: 2})
+    (store,) = until(lambda: server.bodies(Op.STORE))
+    assert np.frombuffer(store.pages, PAGE_DTYPE).tolist() == [3, 4]
+    assert (store.start, store.parent, store.keys, store.shard) == (0, b"", names().keys, 0)
+    until(lambda: counted(saver, "chunks_held_already") == 0 and saver._tickets == {})
+    assert server.bodies(Op.COMMIT) == []
+    bind(saver, alive={7: 2})
+    until(lambda: counted(saver, "chunks_saved") == 2)
+    (commit,) = server.bodies(Op.COMMIT)
+    assert (commit.store, commit.count) == (store.store, 2)
+
+
+def test_held_pages_are_committed_and_given_back_once(server: Responder, saver: Saver) -> None:
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.finished([107], None)
+    assert until(saver.take_saved) == [107]
+    assert len(server.bodies(Op.COMMIT)) == 1
+    assert saver.take_saved() == []
+    assert not saver.hold(7, 107, 2)
+
+
+def test_nothing_is_sent_before_the_stream_has_passed(server: Responder, saver: Saver) -> None:
+    mark = FakeMark(is_done=False)
+    bind(saver, names(), alive={7: 2}, mark=mark)
+    bind(saver, alive={7: 2}, mark=mark)
+    assert server.bodies(Op.STORE) == []
+    mark.is_done = True
+    until(lambda: server.bodies(Op.STORE))
+
+
+def refuse(code: ErrorCode) -> Any:
+    def handler(body: Any) -> Body:
+        raise RequestError(code, "as the test wants it")
+
+    return handler
+
+
+@pytest.mark.parametrize("code", [ErrorCode.BUSY, ErrorCode.INTERNAL, ErrorCode.LIMIT_EXCEEDED])
+def test_a_refused_store_gives_the_pages_back(
+    server: Responder, saver: Saver, code: ErrorCode
+) -> None:
+    server.handlers[Op.STORE] = refuse(code)
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.finished([107], None)
+    assert until(saver.take_saved) == [107]
+    assert server.bodies(Op.COMMIT) == []
+
+
+@pytest.mark.parametrize("stop", [StopReason.BUSY, StopReason.NO_ROOM])
+def test_a_stopped_store_gives_the_pages_back(
+    server: Responder, saver: Saver, stop: StopReason
+) -> None:
+    server.handlers[Op.STORE] = lambda _: StoreReply(held=0, copied=0, stop=stop)
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.finished([107], None)
+    assert until(saver.take_saved) == [107]
+
+
+def test_a_cleared_commit_counts_as_stopped(server: Responder, saver: Saver) -> None:
+    server.handlers[Op.COMMIT] = lambda _: CommitReply(published=0, stop=StopReason.CLEARED)
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.finished([107], None)
+    assert until(saver.take_saved) == [107]
+    assert counted(saver, "saves_stopped_cleared") == 1
+
+
+def test_a_forgetful_server_loses_what_is_in_flight_only(
+    server: Responder, link: Link, saver: Saver
+) -> None:
+    server.handlers[Op.COMMIT] = refuse(ErrorCode.UNKNOWN_SESSION)
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.finished([107], None)
+    assert until(saver.take_saved) == [107]
+    server.handlers[Op.COMMIT] = publish
+    until(lambda: link.joined is not None and link.joined.session == 2, 10)
+    until(lambda: saver._joined is link.joined, 10)
+    bind(saver, names(8), alive={8: 2})
+
+    def committed() -> bool:
+        bind(saver, alive={8: 2})
+        return counted(saver, "chunks_saved") == 2
+
+    until(committed, 10)
+
+
+def test_held_pages_come_back_when_the_server_is_gone(server: Responder, saver: Saver) -> None:
+    server.mute.add(Op.STORE)
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.finished([107], None)
+    until(lambda: server.bodies(Op.STORE))
+    server.stop()
+    begin_s = time.monotonic()
+    assert until(saver.take_saved, 10) == [107]
+    assert time.monotonic() - begin_s < 5
+    bind(saver, names(8), alive={8: 2})
+    until(lambda: not saver.hold(8, 108, 2), 10)
+
+
+def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: Saver) -> None:
+    server.mute.add(Op.STORE)
+    bind(saver, names(), alive={7: 2})
+    with pytest.raises(IndexError):
+        saver.bound(ConnectorMetadata(2, new_pages=np.array([16], dtype=np.int32)), None)
+    assert counted(saver, "open_saves") == 0
+
+
+def test_stop_is_quick_and_repeatable(saver: Saver) -> None:
+    begin_s = time.monotonic()
+    saver.stop(5)
+    saver.stop(5)
+    assert time.monotonic() - begin_s < 2
+    saver.abandon()
