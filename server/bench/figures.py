@@ -13,6 +13,8 @@ from server.bench.samples import Latency, Transfer
 LOADS = (0, 50, 80)
 """Shares of the loop thread's time, in percent, that other clients' control traffic takes."""
 
+_PLAIN_NAMES = {"copyto": "np.copyto", "memmove": "ctypes.memmove"}
+
 RATIO_TARGET = 0.85
 LOADED_RATIO_TARGET = 0.7
 LOOKUP_TARGET_MS = 0.6
@@ -122,7 +124,7 @@ def _bandwidth(measured: Measured) -> list[Figure]:
     idle = measured.warm[0]
     fastest = max((idle.store, idle.retrieve), key=lambda one: one.memcpy_gbps)
     lines = [
-        Figure("memcpy_gbps", fastest.memcpy_gbps, "GB/s", f"np/ctypes {fastest.memcpy_method}")
+        Figure("memcpy_gbps", fastest.memcpy_gbps, "GB/s", _PLAIN_NAMES[fastest.memcpy_method])
     ]
     for load, found in measured.warm.items():
         lines += _pair(_under(load), found, _ratio_target(load), load)

@@ -196,7 +196,7 @@ class Arena:
         table.state[freed] = FREE
         table.node[freed] = NO_NODE
         extents = table.extent[freed]
-        for number in np.unique(extents).tolist():
+        for number in sorted(set(extents.tolist())):  # np.unique imports for 20 ms at first
             extent = self.extents[ExtentId(number)]
             mine = freed[extents == number].tolist()
             extent.num_held -= len(mine)
