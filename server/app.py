@@ -140,13 +140,17 @@ class Server:
 
     def _say_ready(self) -> None:
         size = settings.format_size
-        sys.stdout.write(
+        line = (
             f"kvkeep ready: endpoint {self._config.endpoint.url}, side socket {self._side_path}, "
             f"arena {size(self.arena_bytes)} in {self._arena.directory} "
             f"(extents of {size(self.extent_bytes)}), tiers L1, pid {os.getpid()}, "
             f"started in {process_age_s():.2f} s\n"
         )
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        except OSError as error:  # whoever started it does not listen; it serves all the same
+            _log.warning("the start-up line could not be written: %s", error)
         if self._arena.num_discarded:
             _log.info("discarded %d extents of a predecessor", self._arena.num_discarded)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from server.copier.wire import MAX_ANSWER_BYTES, Kind, unpack_answer
 from server.core.effects import CopierId
+from server.shell import clock
 from server.shell.reports import CopierAnswered, CopierLost, CopierReady, Reporter
 
 _log = logging.getLogger("kvkeep.server")
@@ -27,6 +28,8 @@ READY_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 5.0
+#: A copier that lives for less may have died of what it was given; the next waits longer.
+_LONG_LIFE_S = 10
 #: glibc copies with non-temporal stores from 256 KiB on: 8.4 to 13.1 GB/s for pages of 4 MiB.
 _TUNABLE = "glibc.cpu.x86_non_temporal_threshold=0x40000"
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -120,24 +123,17 @@ class Supervisor:
     def _run(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
+            begun_ns = clock.now_ns()
             try:
-                was_ready = self._one_life()
+                self._one_life()
             except OSError as error:
                 _log.error("copier %d cannot be started: %s", self._copier, error)
-                was_ready = False
-            backoff_s = _FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, _MAX_BACKOFF_S)
+            lived_long = clock.now_ns() - begun_ns > _LONG_LIFE_S * clock.NS_PER_S
+            backoff_s = _FIRST_BACKOFF_S if lived_long else min(2 * backoff_s, _MAX_BACKOFF_S)
             self._stopping.wait(backoff_s)
 
-    def _one_life(self) -> bool:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            child = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=child_environment(dict(os.environ), os.uname().machine, libc_name()),
-            )
+    def _one_life(self) -> None:
+        ours, child = self._spawn()
         with self._lock:
             self._channel = ours
         if self._stopping.is_set():
@@ -153,7 +149,24 @@ class Supervisor:
             self._reporter.post(CopierLost(self._copier))
         else:
             ours.close()
-        return was_ready
+
+    def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        number = theirs.fileno()
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(number), str(os.getpid())],
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=child_environment(dict(os.environ), os.uname().machine, libc_name()),
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours, child
 
     def _await_ready(self, channel: socket.socket) -> bool:
         poller = select.poll()
