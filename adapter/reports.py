@@ -50,7 +50,7 @@ def build_metadata(
         _take_new(table, report, iteration, now_s, draft)
     for report in output.cached_requests:
         _take_cached(table, report, iteration, now_s, draft)
-    for state in table.states():
+    for state in table.live():
         if state.allocated and not state.reported and state.seen_iteration == iteration:
             # Not in the batch yet, but its pages may be written from now on.
             draft.new_pages += [page for page in state.pages if page >= 0]

@@ -8,6 +8,7 @@ classes. Runs in: the executor's thread.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,9 @@ EXPIRE_ITERATIONS: Final = 64
 EXPIRE_S: Final = 60.0
 """A request that was not reported for both is forgotten: late hosts cancel without a callback.
 Source: host contract rule 12."""
+
+MAX_FINISHED: Final = 8192
+"""Finished requests that are remembered, to answer late and repeated calls."""
 
 
 @dataclass
@@ -49,16 +53,17 @@ class RequestTable:
         self.returns = Returns()
         self.ended: list[int] = []
         self._states: dict[int, RequestState] = {}
-        self._live: dict[RequestKey, None] = {}
+        self._live: dict[RequestKey, RequestState] = {}
+        self._finished: deque[RequestState] = deque()
         self._next_key = 1
 
     def __len__(self) -> int:
         """Requests known."""
         return len(self._states)
 
-    def states(self) -> list[RequestState]:
-        """All requests, finished ones included that may still be asked about."""
-        return list(self._states.values())
+    def live(self) -> list[RequestState]:
+        """Requests that are not finished."""
+        return list(self._live.values())
 
     def live_keys(self) -> list[int]:
         """Keys whose leases must stay. Safe from any thread."""
@@ -103,7 +108,7 @@ class RequestTable:
         state = RequestState(key, facts, chain, len(facts.tokens), facts.tokens)
         state.extend_chain()
         self._states[facts.request_id] = state
-        self._live[key] = None
+        self._live[key] = state
         return state
 
     def narrow(self, state: RequestState, num_computed: int) -> int:
@@ -145,26 +150,23 @@ class RequestTable:
             state.offer = None
 
     def finish(self, state: RequestState) -> None:
-        """The host is done with a request; the state stays to answer it again."""
+        """The host is done with a request; the state stays to answer it again. Idempotent."""
+        if state.finished:
+            return
         state.finished = True
         self.withdraw(state)
         if state.asked:
             self.returns.ends.append(state.key)
             state.asked = False
         self._live.pop(state.key, None)
-        state.tokens, state.pages, state.chain = [], [], None
+        state.forget_content()
+        self._finished.append(state)
 
-    def drop(self, state: RequestState, *, tell_workers: bool = True) -> None:
-        """Forgets a request.
-
-        Args:
-            state: which.
-            tell_workers: whether its pages are no longer its own, so saves must not go on.
-        """
+    def drop(self, state: RequestState) -> None:
+        """Forgets a request; one that was not finished has its saves withdrawn."""
         if not state.finished:
             self.finish(state)
-            if tell_workers:
-                self.ended.append(state.key)
+            self.ended.append(state.key)
         if self._states.get(state.facts.request_id) is state:
             del self._states[state.facts.request_id]
 
@@ -182,7 +184,7 @@ class RequestTable:
             Requests forgotten.
         """
         gone = []
-        for state in self._states.values():
+        for state in self._live.values():
             if state.offer is not None and not state.allocated:
                 self.withdraw(state)
             old = iteration - state.seen_iteration > EXPIRE_ITERATIONS
@@ -190,6 +192,10 @@ class RequestTable:
                 gone.append(state)
         for state in gone:
             self.drop(state)
+        while self._finished and (
+            len(self._finished) > MAX_FINISHED or now_s - self._finished[0].seen_s > EXPIRE_S
+        ):
+            self.drop(self._finished.popleft())
         return len(gone)
 
     def take_returns(self) -> Returns:

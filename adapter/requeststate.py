@@ -81,6 +81,11 @@ class RequestState:
         self.reported, self.pages = True, pages
         self.facts = replace(self.facts, tokens=[])  # compared no more, and grown in ``tokens``
 
+    def forget_content(self) -> None:
+        """The request is over: only its numbers are still asked for."""
+        self.facts = replace(self.facts, tokens=[])
+        self.tokens, self.pages, self.chain = [], [], None
+
     def extend_chain(self) -> int:
         """Hashes blocks that have become full; returns the number of hashed blocks."""
         if self.chain is None:

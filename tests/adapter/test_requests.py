@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.requests import EXPIRE_ITERATIONS, EXPIRE_S, RequestTable
+from adapter.requests import EXPIRE_ITERATIONS, EXPIRE_S, MAX_FINISHED, RequestTable
 from protocol.keys import ReuseScope
 from tests.adapter.hostlike import facts, geometry, offer, standing, tokens
 
@@ -123,4 +123,17 @@ def test_finishing_is_idempotent_and_keeps_the_answer() -> None:  # P19
     table.drop(state)
     assert table.find(1) is None
     assert table.take_ended() == []
-    assert table.states() == []
+    assert table.live() == []
+
+
+def test_finished_requests_are_remembered_for_a_while_and_in_bounds() -> None:
+    table = RequestTable(geometry())
+    for number in range(MAX_FINISHED + 10):
+        table.finish(table.admit(facts(number, [1]), 1, 0.0))
+    table.expire(1, 0.0)
+    assert len(table) == MAX_FINISHED
+    assert table.find(9) is None
+    assert table.find(10) is not None
+    table.expire(2, EXPIRE_S + 1)
+    assert len(table) == 0
+    assert table.take_ended() == []
