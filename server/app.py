@@ -159,13 +159,15 @@ class Server:
         ended = self._supervisor.stop(_END_LIMIT_S)
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
-        if not ended:
+        if ended:
+            self._loop.actions.close()
+            for reporter in self._reporters.values():
+                reporter.close()
+            self._router.close()
+            self._context.destroy(linger=0)
+        else:
+            # What such a thread uses is left to the end of the process, which is next.
             _log.warning("a thread did not end within %.0f s", _END_LIMIT_S)
-        self._loop.actions.close()
-        for reporter in self._reporters.values():
-            reporter.close()
-        self._router.close()
-        self._context.destroy(linger=0)
         if not self._config.endpoint.is_tcp:
             try:
                 os.unlink(self._config.endpoint.path)

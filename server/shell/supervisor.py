@@ -25,7 +25,8 @@ from server.shell.reports import CopierAnswered, CopierLost, CopierReady, Report
 _log = logging.getLogger("kvkeep.server")
 
 READY_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 2.0
+"""For a copier whose socket was closed: it ends after the job it is at, some milliseconds."""
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 5.0
 #: A copier that lives for less may have died of what it was given; the next waits longer.

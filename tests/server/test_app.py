@@ -126,6 +126,20 @@ def test_a_signal_ends_it_and_leaves_nothing(
     assert list(shm_dir.iterdir()) == []
 
 
+def test_a_stopped_copier_does_not_hold_up_the_end(short_dir: Path, shm_dir: Path) -> None:
+    with ServerProcess(short_dir, shm_dir / "a") as server:
+        assert wait_until(lambda: len(server.children()) == 1)
+        [copier] = server.children()
+        assert wait_until(lambda: rss_bytes(copier) > 20 << 20)
+        os.kill(copier, signal.SIGSTOP)
+        begun = time.monotonic()
+        assert server.terminate() == 0
+        assert time.monotonic() - begun < 8
+        assert not is_alive(copier)
+        assert server.log() == ""
+    assert list(shm_dir.iterdir()) == []
+
+
 def test_b38_a_second_server_is_refused_and_the_first_unaffected(server: ServerProcess) -> None:
     with Engine(server.url, server.side_path) as engine:
         code, out, err = launch("--endpoint", server.url, "--l1-size", "64M")
