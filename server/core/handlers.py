@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from protocol.errors import ErrorCode, KvkeepError, RequestError
@@ -50,6 +51,7 @@ from server.core.namespaces import PoolState, Session
 from server.core.outbox import Ticket
 from server.core.peers import Process
 from server.core.plans import Stage, StorePlan
+from server.core.registry import WAIT_NS
 from server.core.state import State
 
 R = TypeVar("R", bound=Request)
@@ -152,6 +154,11 @@ class Handlers:
 
         state.lanes.start(lane, guarded(), failed)
 
+    def _await(self, ticket: Ticket) -> None:
+        """For work that goes on to its end whether or not somebody waits for the answer."""
+        outbox = self._state.outbox
+        outbox.answer_by(ticket, WAIT_NS, partial(outbox.expire, ticket))
+
     # --- engines --------------------------------------------------------------------------
 
     def _register(self, process: Process, body: RegisterKvCache, ticket: Ticket) -> None:
@@ -175,6 +182,7 @@ class Handlers:
             raise RequestError(
                 ErrorCode.UNKNOWN_SESSION, f"session {body.session} is another process's"
             )
+        self._await(ticket)
         self._state.registry.close(session, ticket, keep_offer=False)
 
     def _heartbeat(self, process: Process, body: Heartbeat, ticket: Ticket) -> HeartbeatReply:
@@ -358,6 +366,7 @@ class Handlers:
         plan = session.stores.get(StoreId(body.store))
         if plan is None:
             return Done()
+        self._await(ticket)
         self._state.plans.cancel(plan, ticket)
         return None
 
@@ -369,12 +378,15 @@ class Handlers:
             owners = [operations.owner(body.fingerprint)]
         else:
             owners = list(self._state.registry.owners.values())
+        self._await(ticket)
         operations.clear(owners, ticket)
 
     def _delete(self, process: Process, body: Delete, ticket: Ticket) -> None:
         operations = self._state.operations
         _check_keys(body.keys, 0)
-        operations.delete(operations.owner(body.fingerprint), body.keys, ticket)
+        owner = operations.owner(body.fingerprint)
+        self._await(ticket)
+        operations.delete(owner, body.keys, ticket)
 
     def _inspect(self, process: Process, body: Inspect, ticket: Ticket) -> Body:
         operations = self._state.operations

@@ -7,12 +7,14 @@ Must not know: what a reply means. Runs in: the loop thread.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol import frames
-from protocol.errors import KvkeepError
+from protocol.errors import ErrorCode, KvkeepError, RequestError
 from protocol.messages import Body
 from protocol.session import ServerSession
+from server.core.clock import Timers
 from server.core.effects import Effect, PeerId, SendReply
 
 
@@ -27,6 +29,7 @@ class Ticket:
         deadline_ns: when an answer stops being of use, 0 for never.
         session: the server half of the connection, where the seq is open.
         done: whether it was answered.
+        timer: of its deadline, 0 for none.
     """
 
     peer: PeerId
@@ -35,6 +38,7 @@ class Ticket:
     deadline_ns: int
     session: ServerSession
     done: bool = False
+    timer: int = 0
 
     def expired(self, now_ns: int) -> bool:
         """Whether the deadline has passed."""
@@ -44,16 +48,19 @@ class Ticket:
 class Outbox:
     """Collects effects until the shell takes them.
 
+    Args:
+        timers: where deadlines of owed replies are kept.
+
     Attributes:
         counters: named counts for STATS.
         num_owed: tickets without an answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
         self.counters: Counter[str] = Counter()
         self.num_owed = 0
         self._effects: list[Effect] = []
-        self._dropped: set[int] = set()
 
     def add(self, effect: Effect) -> None:
         """Appends an effect; the shell performs them in order."""
@@ -94,9 +101,25 @@ class Outbox:
             self.counters[f"error_{error.code.name.lower()}"] += 1
             self.add(SendReply(ticket.peer, frames.pack_error(ticket.op, ticket.seq, error)))
 
+    def answer_by(self, ticket: Ticket, default_ns: int, too_late: Callable[[], None]) -> None:
+        """Arranges what happens when a reply is still owed at its deadline.
+
+        Args:
+            ticket: which request.
+            default_ns: how long to wait when the request names no deadline.
+            too_late: answers the ticket and undoes what was begun.
+        """
+        due_ns = ticket.deadline_ns or self._timers.clock.now_ns + default_ns
+        ticket.timer = self._timers.at(due_ns, too_late)
+
+    def expire(self, ticket: Ticket) -> None:
+        """Answers DEADLINE_EXCEEDED."""
+        self.fail(ticket, RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request took too long"))
+
     def _settle(self, ticket: Ticket) -> bool:
         if ticket.done:
             return False
+        self._timers.cancel(ticket.timer)
         ticket.done = True
         self.num_owed -= 1
         ticket.session.close(ticket.seq)

@@ -68,7 +68,7 @@ class StorePlan:
         error: what ended it early.
         cancels: CANCELs that await its end.
         task: its reservation work.
-        timer: its deadline.
+        timer: when a copied one gives up waiting for its COMMIT.
         anchor: node that is locked while it is planned, or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
         tip: node that the next chunk continues, or ROOT.
@@ -175,8 +175,8 @@ class Plans:
     def begin(self, plan: StorePlan) -> None:
         """Starts a checked STORE."""
         plan.session.stores[plan.store] = plan
-        if plan.ticket.deadline_ns:
-            plan.timer = self._timers.at(plan.ticket.deadline_ns, lambda: self._too_late(plan))
+        wait_ns = int(self._config.commit_timeout_s * SECOND_NS)
+        self._outbox.answer_by(plan.ticket, wait_ns, partial(self._too_late, plan))
         self._start(plan, self._plan(plan))
 
     def _start(self, plan: StorePlan, steps: Steps) -> None:
@@ -415,7 +415,6 @@ class Plans:
         if plan.is_cleared:
             plan.stop, plan.good = StopReason.CLEARED, 0
         plan.stage = Stage.COPIED
-        self._timers.cancel(plan.timer)
         self._outbox.counters["stored_chunks"] += plan.good
         self._outbox.counters["stores_answered"] += 1
         self._outbox.reply(
@@ -425,7 +424,7 @@ class Plans:
             self._drop(plan, None)
             return
         due_ns = self._clock.now_ns + int(self._config.commit_timeout_s * SECOND_NS)
-        plan.timer = self._timers.at(due_ns, lambda: self._too_late(plan))
+        plan.timer = self._timers.at(due_ns, partial(self._too_late, plan))
         if plan.good < len(plan.slots):
             tail, plan.slots = plan.slots[plan.good :], plan.slots[: plan.good]
             self._start_freeing(plan, tail)

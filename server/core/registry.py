@@ -17,8 +17,8 @@ from protocol.messages import Done, RegisterKvCache, RegisterKvCacheReply
 from protocol.namespace import Namespace, fingerprint
 from server.core.admission import Lanes
 from server.core.arena import Arena, Phase
-from server.core.clock import Clock, Timers
-from server.core.config import CoreConfig
+from server.core.clock import Clock
+from server.core.config import SECOND_NS, CoreConfig
 from server.core.copies import CopyWindow
 from server.core.effects import HOST_COPIER, ClosePool, DropPoolOffer, OpenPool, PoolHandle
 from server.core.eviction import LeafLru
@@ -29,6 +29,9 @@ from server.core.outbox import Outbox, Ticket
 from server.core.peers import Peers, Process
 from server.core.plans import Plans
 
+WAIT_NS = 60 * SECOND_NS
+"""Longest wait of a request that names no deadline."""
+
 
 @dataclass
 class Registration:
@@ -36,12 +39,10 @@ class Registration:
 
     Attributes:
         ticket: its reply.
-        timer: its deadline.
         missing: shards that have no extent yet.
     """
 
     ticket: Ticket
-    timer: int = 0
     missing: set[int] = field(default_factory=set)
 
 
@@ -64,7 +65,6 @@ class Registry:
     Args:
         config: settings.
         clock: current time.
-        timers: deadlines.
         outbox: replies and effects.
         peers: processes and their offers.
         arena: extents.
@@ -83,7 +83,6 @@ class Registry:
         self,
         config: CoreConfig,
         clock: Clock,
-        timers: Timers,
         outbox: Outbox,
         peers: Peers,
         arena: Arena,
@@ -94,7 +93,6 @@ class Registry:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._timers = timers
         self._outbox = outbox
         self._peers = peers
         self._arena = arena
@@ -145,14 +143,8 @@ class Registry:
         instance.owner.sessions.add(session.session)
         instance.ranks[body.rank] = session
         pending = self._pending[session.session] = Registration(ticket)
-        if ticket.deadline_ns:
-            pending.timer = self._timers.at(
-                ticket.deadline_ns,
-                lambda: self._refuse(
-                    session,
-                    RequestError(ErrorCode.DEADLINE_EXCEEDED, "registering took too long"),
-                ),
-            )
+        late = RequestError(ErrorCode.DEADLINE_EXCEEDED, "registering took too long")
+        self._outbox.answer_by(ticket, WAIT_NS, partial(self._refuse, session, late))
         if isinstance(body.memory, MemfdMemory):
             process.pools.pop(PoolId(body.memory.pool))
             self._open_pool(session)
@@ -279,7 +271,6 @@ class Registry:
         if session.memory is not None and session.pool_state is not PoolState.OPEN:
             return
         del self._pending[session.session]
-        self._timers.cancel(pending.timer)
         session.is_ready = True
         owner = session.owner
         extents = [
@@ -302,7 +293,6 @@ class Registry:
         pending = self._pending.pop(session.session, None)
         if pending is None:
             return
-        self._timers.cancel(pending.timer)
         self._outbox.fail(pending.ticket, error)
         self.close(session, None, keep_offer=True)
 
@@ -384,7 +374,6 @@ class Registry:
             session = self.sessions[number]
             pending = self._pending.pop(number, None)
             if pending is not None:
-                self._timers.cancel(pending.timer)
                 self._outbox.fail(
                     pending.ticket, RequestError(ErrorCode.UNKNOWN_SESSION, "the process exited")
                 )

@@ -56,7 +56,7 @@ class State:
         self.faults: list[str] = []
         self.clock = Clock()
         self.timers = Timers(self.clock)
-        self.outbox = Outbox()
+        self.outbox = Outbox(self.timers)
         self.lanes = Lanes()
         self.peers = Peers(config, epoch, arena, self.outbox)
         self.slots = SlotTable()
@@ -80,7 +80,6 @@ class State:
         self.registry = Registry(
             config,
             self.clock,
-            self.timers,
             self.outbox,
             self.peers,
             self.arena,

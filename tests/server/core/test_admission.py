@@ -12,6 +12,10 @@ def never(error: Exception) -> None:
     raise AssertionError(error)
 
 
+def fresh() -> tuple[Lanes, list[str]]:
+    return Lanes(), []
+
+
 def work(log: list[str], name: str, count: int) -> Steps:
     for number in range(count):
         log.append(f"{name}{number}")
@@ -19,12 +23,11 @@ def work(log: list[str], name: str, count: int) -> Steps:
 
 
 def test_lanes_take_turns_and_tasks_of_a_lane_keep_their_order() -> None:
-    lanes, log = Lanes(), []
-    log_: list[str] = log
-    lanes.start("a", work(log_, "a", 3), never)
+    lanes, log = fresh()
+    lanes.start("a", work(log, "a", 3), never)
     assert log == ["a0"]
-    lanes.start("a", work(log_, "A", 1), never)
-    lanes.start("b", work(log_, "b", 2), never)
+    lanes.start("a", work(log, "A", 1), never)
+    lanes.start("b", work(log, "b", 2), never)
     while lanes.step():
         pass
     assert log == ["a0", "a1", "b0", "a2", "b1", "A0"]
@@ -32,7 +35,7 @@ def test_lanes_take_turns_and_tasks_of_a_lane_keep_their_order() -> None:
 
 
 def test_a_sleeping_task_runs_only_after_it_is_woken() -> None:
-    lanes, log = Lanes(), []
+    lanes, log = fresh()
 
     def sleeper() -> Steps:
         log.append("before")
@@ -51,7 +54,7 @@ def test_a_sleeping_task_runs_only_after_it_is_woken() -> None:
 
 
 def test_a_failing_task_ends_alone() -> None:
-    lanes, log = Lanes(), []
+    lanes, log = fresh()
     errors: list[Exception] = []
 
     def broken(error: Exception) -> Steps:
@@ -70,7 +73,7 @@ def test_a_failing_task_ends_alone() -> None:
 
 
 def test_work_started_by_work_waits_for_its_turn() -> None:
-    lanes, log = Lanes(), []
+    lanes, log = fresh()
 
     def outer() -> Steps:
         lanes.start("b", work(log, "inner", 1), never)
@@ -85,7 +88,7 @@ def test_work_started_by_work_waits_for_its_turn() -> None:
 
 
 def test_a_task_that_wakes_itself_is_queued_once() -> None:
-    lanes, log = Lanes(), []
+    lanes, log = fresh()
 
     def steps() -> Steps:
         log.append("one")
@@ -105,7 +108,7 @@ def test_a_task_that_wakes_itself_is_queued_once() -> None:
 
 @pytest.mark.parametrize("num_lanes", [1, 5])
 def test_a_slice_is_one_step(num_lanes: int) -> None:
-    lanes, log = Lanes(), []
+    lanes, log = fresh()
     for lane in range(num_lanes):
         lanes.start(lane, work(log, str(lane), 4), never)
     before = len(log)

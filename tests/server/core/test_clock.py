@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +21,10 @@ def test_time_never_goes_back() -> None:
 def test_what_is_due_and_not_cancelled_runs_in_order(
     plans: list[tuple[int, bool]], now_ns: int
 ) -> None:
-    timers, ran = Timers(Clock()), []
-    log: list[int] = ran
+    timers = Timers(Clock())
+    ran: list[int] = []
     for due_ns, cancelled in plans:
-        number = timers.at(due_ns, lambda due_ns=due_ns: log.append(due_ns))  # type: ignore[misc]
+        number = timers.at(due_ns, partial(ran.append, due_ns))
         if cancelled:
             timers.cancel(number)
     alive = sorted(due_ns for due_ns, cancelled in plans if not cancelled)

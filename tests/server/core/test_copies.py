@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from protocol.extents import cut
 from protocol.ids import ExtentId, Fingerprint, SessionId
 from protocol.layout import Region, ShardPool
+from server.core.clock import Clock, Timers
 from server.core.copies import CopyWindow, Piece, spans
 from server.core.effects import HOST_COPIER, JobId, PoolHandle, StartCopy
 from server.core.outbox import Outbox
 
-Ends = list[tuple[int, str | None]]
+
+class Ends(list[tuple[int, str | None]]):
+    """Numbers of ended pieces, and why."""
 
 
 def piece(
@@ -84,12 +87,11 @@ def started(outbox: Outbox) -> list[JobId]:
 
 
 def test_the_window_bounds_bytes_in_flight_and_sessions_take_turns() -> None:
-    outbox, ends = Outbox(), []
-    log: Ends = ends
+    outbox, ends = Outbox(Timers(Clock())), Ends()
     window = CopyWindow(HOST_COPIER, 3 * 4096, outbox)
     for number in range(6):
-        window.add(piece(1, log, number))
-    window.add(piece(2, log, 10))
+        window.add(piece(1, ends, number))
+    window.add(piece(2, ends, 10))
     window.pump()
     jobs = started(outbox)
     assert len(jobs) == 3
@@ -105,11 +107,10 @@ def test_the_window_bounds_bytes_in_flight_and_sessions_take_turns() -> None:
 
 
 def test_a_piece_larger_than_the_window_goes_alone() -> None:
-    outbox, ends = Outbox(), []
-    log: Ends = ends
+    outbox, ends = Outbox(Timers(Clock())), Ends()
     window = CopyWindow(HOST_COPIER, 4096, outbox)
-    window.add(piece(1, log, 1, size=65536))
-    window.add(piece(1, log, 2))
+    window.add(piece(1, ends, 1, size=65536))
+    window.add(piece(1, ends, 2))
     window.pump()
     (job,) = started(outbox)
     window.done(job, None)
@@ -118,32 +119,30 @@ def test_a_piece_larger_than_the_window_goes_alone() -> None:
 
 
 def test_unwanted_pieces_end_without_being_started() -> None:
-    outbox, ends = Outbox(), []
-    log: Ends = ends
+    outbox, ends = Outbox(Timers(Clock())), Ends()
     window = CopyWindow(HOST_COPIER, 1 << 20, outbox)
-    window.add(piece(1, log, 1, wanted=False))
-    window.add(piece(1, log, 2))
+    window.add(piece(1, ends, 1, wanted=False))
+    window.add(piece(1, ends, 2))
     window.pump()
     assert len(started(outbox)) == 1
     assert [number for number, _ in ends] == [1]
     window.is_up = False
-    window.add(piece(2, log, 3, wanted=False))
-    window.add(piece(2, log, 4))
+    window.add(piece(2, ends, 3, wanted=False))
+    window.add(piece(2, ends, 4))
     window.drop_unwanted(SessionId(2))
     assert [number for number, _ in ends] == [1, 3]
 
 
 def test_a_lost_copier_ends_everything_with_an_error() -> None:
-    outbox, ends = Outbox(), []
-    log: Ends = ends
+    outbox, ends = Outbox(Timers(Clock())), Ends()
     window = CopyWindow(HOST_COPIER, 4096, outbox)
     for number in range(3):
-        window.add(piece(1, log, number))
+        window.add(piece(1, ends, number))
     window.pump()
     window.lost()
     assert [number for number, error in ends if error] == [0, 1, 2]
     assert window.is_idle
     assert window.flying_bytes == 0
-    window.add(piece(1, log, 9))
+    window.add(piece(1, ends, 9))
     window.pump()
     assert len(started(outbox)) == 1  # of before

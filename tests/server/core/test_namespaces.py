@@ -33,8 +33,8 @@ def test_peeling_removes_exactly_the_subtree_deepest_first(parents: list[int], t
     world = World(config(), check=False)
     world.engine().register(namespace())
     owner = owner_of(world.core._state.registry)
-    index, nodes = owner.index, []
-    made: list[int] = nodes
+    index = owner.index
+    made: list[int] = []
     for number, parent in enumerate(parents):
         above = made[parent] if parent < number else ROOT
         made.append(int(index.add_chain(chain(f"n{number}", 1), above, 1)[0]))
@@ -63,6 +63,11 @@ def test_a_refused_leaf_ends_the_peeling() -> None:
     owner = owner_of(world.core._state.registry)
     nodes = owner.index.add_chain(chain("x", 3), ROOT, 1).tolist()
     seen: list[int] = []
-    for _ in peel(owner, nodes[0], lambda node: bool(seen.append(node))):
+
+    def refuse(node: int) -> bool:
+        seen.append(node)
+        return False
+
+    for _ in peel(owner, nodes[0], refuse):
         pass
     assert seen == [nodes[2]]

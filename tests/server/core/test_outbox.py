@@ -7,6 +7,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, InstanceId
 from protocol.messages import Done, Op
 from protocol.session import ServerSession
+from server.core.clock import Clock, Timers
 from server.core.effects import PeerId, SendReply
 from server.core.outbox import Outbox, Ticket
 
@@ -20,7 +21,7 @@ def ticket(outbox: Outbox, deadline_ns: int = 0) -> Ticket:
 
 
 def test_a_second_answer_is_left_out() -> None:
-    outbox = Outbox()
+    outbox = Outbox(Timers(Clock()))
     one = ticket(outbox)
     outbox.reply(one, Done())
     outbox.reply(one, Done())
@@ -34,13 +35,13 @@ def test_a_second_answer_is_left_out() -> None:
 
 
 def test_an_error_is_counted_by_name() -> None:
-    outbox = Outbox()
+    outbox = Outbox(Timers(Clock()))
     outbox.fail(ticket(outbox), BUSY)
     assert outbox.counters["error_busy"] == 1
 
 
 def test_a_dropped_connection_gets_nothing_and_owes_nothing() -> None:
-    outbox = Outbox()
+    outbox = Outbox(Timers(Clock()))
     one = ticket(outbox)
     one.session.instance = None
     outbox.reply(one, Done())
@@ -49,7 +50,7 @@ def test_a_dropped_connection_gets_nothing_and_owes_nothing() -> None:
 
 
 def test_deadlines() -> None:
-    outbox = Outbox()
+    outbox = Outbox(Timers(Clock()))
     assert not ticket(outbox).expired(10**18)
     assert ticket(outbox, 100).expired(100)
     assert not ticket(outbox, 100).expired(99)

@@ -7,6 +7,7 @@ import pytest
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, Hello
+from server.core.clock import Clock, Timers
 from server.core.effects import DropPoolOffer, PeerId, ProcessId
 from server.core.outbox import Outbox
 from server.core.peers import Peers
@@ -16,7 +17,7 @@ INSTANCE, TOKEN = InstanceId(b"i" * 16), Token(b"t" * 16)
 
 
 def peers() -> tuple[Peers, Outbox]:
-    outbox = Outbox()
+    outbox = Outbox(Timers(Clock()))
     made = Peers(config(), Epoch(b"e" * 16), ArenaId(b"a" * 16), outbox)
     made.join(ProcessId(1), TOKEN, INSTANCE)
     return made, outbox

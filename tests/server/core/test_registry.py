@@ -118,8 +118,8 @@ def test_registrations_that_are_wrong_are_refused() -> None:
         values = {name: getattr(good, name) for name in good.__struct_fields__}
         return m.RegisterKvCache(**{**values, **fields})
 
-    def memfd(**fields: object) -> MemfdMemory:
-        return MemfdMemory(**{"pool": a.pool, "size_bytes": 256 * PAGE, **fields})
+    def memfd(pool: bytes = a.pool, size_bytes: int = 256 * PAGE) -> MemfdMemory:
+        return MemfdMemory(pool=pool, size_bytes=size_bytes)
 
     other = namespace(page_bytes=2 * PAGE)
     assert a.error(changed(memory=memfd(pool=b"?" * 16))) is ErrorCode.POOL_INVALID

@@ -20,7 +20,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.extents import STATE_HELD, ExtentGeometry, checksums
 from protocol.frames import Reply
-from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, PoolId, Token
+from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
 from protocol.layout import MemfdMemory, Region, ShardPool, pack_pages, unpack_slots
 from protocol.namespace import LayerGroup, Namespace
 from protocol.session import ClientSession
@@ -98,6 +98,18 @@ class World:
         self.random = random.Random(self.seed)
         self.core = Core(self.config, EPOCH, ARENA, self.random.randbytes)
         self.next_process = 1
+        self._acts: dict[type, Callable[[Any], None]] = {
+            fx.SendReply: self._reply,
+            fx.CreateExtent: lambda effect: self._later(effect, self.auto_extents, self.create),
+            fx.OpenPool: lambda effect: self._later(effect, self.auto_pools, self.open),
+            fx.ClosePool: lambda effect: self._later(effect, self.auto_pools, self.close),
+            fx.StartCopy: self.start_copy,
+            fx.VoidRecords: self._void,
+            fx.WriteRecords: self.write_records,
+            fx.RemoveExtent: lambda effect: self.remove(effect.extent),
+            fx.GiveExtent: lambda effect: self.engines[effect.process].given(effect),
+            fx.TakeExtent: lambda effect: self.engines[effect.process].taken(effect),
+        }
 
     # --- running --------------------------------------------------------------------------
 
@@ -122,29 +134,17 @@ class World:
 
     def perform(self, effect: fx.Effect) -> None:
         self.log.append(effect)
-        if isinstance(effect, fx.SendReply):
-            for engine in list(self.engines.values()):
-                engine.receive(effect)
-        elif isinstance(effect, fx.CreateExtent):
-            self._later(effect, self.auto_extents, self.create)
-        elif isinstance(effect, fx.OpenPool):
-            self._later(effect, self.auto_pools, self.open)
-        elif isinstance(effect, fx.ClosePool):
-            self._later(effect, self.auto_pools, self.close)
-        elif isinstance(effect, fx.StartCopy):
-            self.start_copy(effect)
-        elif isinstance(effect, fx.VoidRecords):
-            shadow = self.extents[effect.extent]
-            for slot in effect.slots.tolist():
-                shadow.records[slot] = None
-        elif isinstance(effect, fx.WriteRecords):
-            self.write_records(effect)
-        elif isinstance(effect, fx.RemoveExtent):
-            self.remove(effect.extent)
-        elif isinstance(effect, fx.GiveExtent):
-            self.engines[effect.process].given(effect)
-        elif isinstance(effect, fx.TakeExtent):
-            self.engines[effect.process].taken(effect)
+        act = self._acts.get(type(effect))
+        if act is not None:
+            act(effect)
+
+    def _reply(self, effect: fx.SendReply) -> None:
+        for engine in list(self.engines.values()):
+            engine.receive(effect)
+
+    def _void(self, effect: fx.VoidRecords) -> None:
+        for slot in effect.slots.tolist():
+            self.extents[effect.extent].records[slot] = None
 
     def _later(self, effect: Any, at_once: bool, act: Callable[[Any], None]) -> None:
         if at_once:
@@ -198,7 +198,7 @@ class World:
             self.finish(job.job)
 
     def finish(self, number: int, error: str | None = None) -> None:
-        job = self.jobs.pop(number)  # type: ignore[call-overload]
+        job = self.jobs.pop(number)
         shadow = self.extents[job.extent]
         engine = self.engines[self.pools[job.pool]]
         page = shadow.geometry.payload_bytes // shadow.geometry.chunk_blocks
