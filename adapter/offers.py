@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from adapter.channel import Channel
 from adapter.identity import Geometry
@@ -29,9 +29,13 @@ from protocol.errors import (
 )
 from protocol.ids import LeaseId
 from protocol.layout import unpack_slots
-from protocol.messages import Body, Lookup, LookupReply, Ping, Request, Retrieve, RetrieveReply
+from protocol.messages import Body, Lookup, LookupReply, Request, Retrieve, RetrieveReply
 
 B = TypeVar("B", bound=Body)
+
+_UNMAPPED: Final = "extents_unmapped"
+"""Counter of the server: extents that were passed on and are not reported as mapped yet."""
+_MAPPING_POLL_S: Final = 0.005
 
 
 class IterationBudget:
@@ -105,21 +109,29 @@ class OfferDesk:
     def connect(self, timeout_s: float) -> bool:
         """Makes the connection ahead of the first question, for another thread to use.
 
+        Also waits until the extents that the server has passed on are mapped, for what lies in
+        others is not found.
+
         Args:
             timeout_s: longest wait.
 
         Returns:
-            Whether the server answered.
+            Whether everything that the server holds can be found now.
         """
         if self._channel is None:
             self._channel = self._link.open_channel()
+        end_s = time.monotonic() + timeout_s
         try:
-            self._channel.call(Ping(), timeout_s)
+            while True:
+                reply = self._channel.call(Stats(), end_s - time.monotonic())
+                values = reply.values if isinstance(reply, StatsReply) else {}
+                if not values.get(_UNMAPPED, 0):
+                    return True
+                time.sleep(_MAPPING_POLL_S)
         except KvkeepError:
             return False
         finally:
             self._channel.hand_over()
-        return True
 
     def close(self) -> None:
         """Closes the connection; nobody may ask any more. Idempotent."""
