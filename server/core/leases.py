@@ -222,7 +222,9 @@ class Leases:
 
     def is_retrieved(self, lease: Lease, first: int, count: int) -> bool:
         """Whether every reader still holds all of a range, so that asking again is harmless."""
-        return lease.held_by is not None and bool(
+        if lease.held_by is None or not lease.instance.is_whole:
+            return False
+        return bool(
             all(lease.held_by[rank, first : first + count].all() for rank in lease.instance.ranks)
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.core.integrity import IntegrityError, require
+from server.core.integrity import IntegrityError
 from server.core.state import State
 from tests.server.core.world import World, chain, config, namespace
 
@@ -22,10 +22,6 @@ def world_with_everything() -> World:
     a.store(chain("y", 3))
     world.core.check_integrity()
     return world
-
-
-def first_owner(state: State) -> object:
-    return next(iter(state.registry.owners.values()))
 
 
 def _pin(state: State) -> None:
@@ -97,9 +93,3 @@ def test_each_contradiction_is_found(spoil: Callable[[State], None]) -> None:
     spoil(world.core._state)
     with pytest.raises(IntegrityError):
         world.core.check_integrity()
-
-
-def test_require_names_the_facts() -> None:
-    require(True, "fine")
-    with pytest.raises(IntegrityError, match="one is two: 1, 2"):
-        require(False, "one is two", 1, 2)

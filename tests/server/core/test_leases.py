@@ -10,7 +10,7 @@ import pytest
 from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import LayerGroup
-from tests.server.core.world import PAGE, Engine, World, chain, config, namespace
+from tests.server.core.world import PAGE, World, chain, config, namespace
 
 
 def pinned(world: World) -> int:
@@ -269,8 +269,43 @@ def test_window_groups_need_only_their_window() -> None:
     assert np.flatnonzero(slots["extent"][:, 1]).tolist() == [5, 6, 7]
 
 
-def engine_with(world: World, keys: list[bytes]) -> Engine:
-    engine = world.engine("a")
-    engine.register(namespace())
-    engine.save(keys)
-    return engine
+def test_a_rank_that_left_ends_retrieving_and_its_successor_gets_pins_of_its_own() -> None:
+    world = World(config(extents=8, slots=16))
+    ranks = [world.engine("a", rank) for rank in range(2)]
+    for engine in ranks:
+        engine.register(namespace(ranks=2))
+    keys = chain("x", 6)
+    for engine in ranks:
+        engine.save(keys)
+    lease = ranks[0].lookup(keys).lease
+    ranks[0].retrieve(keys, lease, 0, 3)
+    ranks[1].die()
+    for start, count in ((0, 3), (3, 3)):
+        body = m.Retrieve(session=ranks[0].session, lease=lease, start=start, count=count)
+        assert ranks[0].error(body) is ErrorCode.UNAVAILABLE
+    late = world.engine("a", 1)
+    late.register(namespace(ranks=2))
+    assert pinned(world) == 3
+    ranks[0].retrieve(keys, lease, 0, 6)
+    assert pinned(world) == 12
+    late.release(lease)
+    ranks[0].release(lease)
+    assert pinned(world) == 0
+
+
+def test_asking_again_after_giving_back_pins_again() -> None:
+    world = World(config(extents=2, slots=8))
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 6)
+    a.save(keys)
+    lease = a.lookup(keys).lease
+    a.retrieve(keys, lease, 0, 4)
+    a.release(lease)
+    assert pinned(world) == 0
+    a.retrieve(keys, lease, 0, 5)
+    a.end()
+    assert pinned(world) == 5
+    for number in range(8):
+        a.save(chain(f"other{number}", 8))
+        world.check_claims()

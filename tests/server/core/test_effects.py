@@ -1,0 +1,17 @@
+"""Effects are plain frozen data, each with its own type."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args
+
+from server.core import effects as fx
+
+
+def test_effects_are_frozen_and_distinct() -> None:
+    kinds = get_args(fx.Effect)
+    assert len(set(kinds)) == len(kinds) == 12
+    for kind in kinds:
+        assert dataclasses.is_dataclass(kind)
+        assert kind.__dataclass_params__.frozen
+        assert kind.__doc__
