@@ -29,13 +29,23 @@ from protocol.errors import (
 )
 from protocol.ids import LeaseId
 from protocol.layout import unpack_slots
-from protocol.messages import Body, Lookup, LookupReply, Request, Retrieve, RetrieveReply
+from protocol.messages import (
+    Body,
+    Lookup,
+    LookupReply,
+    Request,
+    Retrieve,
+    RetrieveReply,
+    Stats,
+    StatsReply,
+)
 
 B = TypeVar("B", bound=Body)
 
 _UNMAPPED: Final = "extents_unmapped"
 """Counter of the server: extents that were passed on and are not reported as mapped yet."""
 _MAPPING_POLL_S: Final = 0.005
+_STATS_S: Final = 0.5
 
 
 class IterationBudget:
@@ -122,16 +132,18 @@ class OfferDesk:
             self._channel = self._link.open_channel()
         end_s = time.monotonic() + timeout_s
         try:
-            while True:
-                reply = self._channel.call(Stats(), end_s - time.monotonic())
+            while time.monotonic() < end_s:
+                # Time enough for each call: one that runs out opens the breaker for everybody.
+                reply = self._channel.call(Stats(), _STATS_S)
                 values = reply.values if isinstance(reply, StatsReply) else {}
                 if not values.get(_UNMAPPED, 0):
                     return True
                 time.sleep(_MAPPING_POLL_S)
         except KvkeepError:
-            return False
+            pass  # uncached at first
         finally:
             self._channel.hand_over()
+        return False
 
     def close(self) -> None:
         """Closes the connection; nobody may ask any more. Idempotent."""

@@ -19,7 +19,7 @@ from adapter.requeststate import RequestState
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import InstanceId
 from protocol.layout import SLOT_DTYPE
-from protocol.messages import Body, Lookup, LookupReply, Op, Retrieve, RetrieveReply
+from protocol.messages import Body, Lookup, LookupReply, Op, Retrieve, RetrieveReply, StatsReply
 from tests.adapter.hostlike import facts, tokens
 from tests.adapter.linking import joined_link
 from tests.adapter.responder import PAGE_BYTES, ExtentFile, Responder, namespace, until
@@ -184,14 +184,26 @@ def test_a_refusal_keeps_the_budget_a_silence_ends_it(server: Responder, link: L
         desk.close()
 
 
-def test_a_connection_made_ahead_serves_another_thread(server: Responder, desk: OfferDesk) -> None:
+def test_a_connection_made_ahead_waits_for_extents_and_serves_another_thread(
+    server: Responder, desk: OfferDesk
+) -> None:
+    unmapped = iter((2, 1, 0))
+    server.handlers[Op.STATS] = lambda _: StatsReply(values={"extents_unmapped": next(unmapped)})
     assert desk.connect(5.0)
+    assert next(unmapped, None) is None
     serve(server, 0)
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(ask(desk)[0]))
     thread.start()
     thread.join(10)
     assert answers[0].why == "nothing beyond the device match"
+
+
+def test_connecting_ahead_is_bounded(server: Responder, desk: OfferDesk) -> None:
+    server.handlers[Op.STATS] = lambda _: StatsReply(values={"extents_unmapped": 1})
+    assert not desk.connect(0.05)
+    server.handlers[Op.STATS] = refuse
+    assert not desk.connect(5.0)
 
 
 def test_without_a_registration_nothing_is_sent(server: Responder, short_dir: Path) -> None:

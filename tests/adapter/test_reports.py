@@ -194,7 +194,7 @@ def test_frontiers_never_pass_what_was_computed(
             count = len(names.keys) // 16
             assert names.pages.tolist() == pages[named * chunk : (named + count) * chunk]
             named += count
-        assert named * 4 * chunk <= will_be_computed
+            assert named * 4 * chunk <= will_be_computed
 
     for scheduled, trimmed in steps:
         if computed >= length:
