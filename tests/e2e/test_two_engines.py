@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.requests import Multimodal  # noqa: E402
-from adapter.conformance.host.weights import TINY, write_model_dir  # noqa: E402
+from adapter.conformance.host.weights import TINY, WIDE, write_model_dir  # noqa: E402
 from tests.adapter.enginerig import launched  # noqa: E402
 from tests.e2e.torchhost import BLOCK, engine, prompt, same  # noqa: E402
 from tests.wire.process import ServerProcess  # noqa: E402
@@ -155,3 +155,32 @@ def test_many_at_once_share_what_they_can(
         counters = host.connector.worker.counters()
         assert counters["pages_loaded"] >= 3
         assert counters["held_pages"] == 0
+
+
+def test_two_models_and_two_engines_at_once_stay_apart(
+    server: ServerProcess, model: Path, tmp_path: Path, reference: Any
+) -> None:
+    """Same texts everywhere: one model shares between engines, the other has none of it."""
+    wide = write_model_dir(tmp_path / "wide", WIDE)
+    texts = [prompt(4 * BLOCK + 3 + n, seed=70 + n) for n in range(4)]
+    with (
+        engine(wide, None) as other_reference,
+        engine(model, server.url) as first,
+        engine(model, server.url) as second,
+        engine(wide, server.url) as other,
+    ):
+        for turn in range(2):
+            for text in texts:
+                handles = [(host, host.submit(text, 3)) for host in (first, second, other)]
+                for host, handle in handles:
+                    result = handle.result(WAIT_S)
+                    if host is other:
+                        assert same(result, other_reference.submit(text, 3).result(WAIT_S))
+                    else:
+                        assert same(result, reference(text, 3))
+                    if turn == 0 and host is other:
+                        assert result.num_loaded_tokens == 0
+                    elif turn == 1:
+                        assert result.num_loaded_tokens == 4 * BLOCK
+            for host in (first, second, other):
+                host.forget_reuse(WAIT_S)
