@@ -69,6 +69,7 @@ class Saver:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
+        self._is_off = False
         self._joined: Joined | None = None
         self._next_store = 1
         self._tickets: dict[int, _Ticket] = {}
@@ -83,10 +84,13 @@ class Saver:
 
     def bound(self, metadata: ConnectorMetadata, mark: Mark | None) -> None:
         """See ``SaveBook.bound``; if the report makes no sense, no save is trusted any more."""
+        if self._is_off:
+            return
         with self._lock:
             try:
                 self._book.bound(metadata, mark)
             except Exception:
+                self._is_off = True
                 self._book.abandon()
                 raise
             busy = self._ledger.has_work
@@ -110,7 +114,7 @@ class Saver:
         Returns:
             True if so; the id then comes out of ``take_saved`` after ``finished`` named it.
         """
-        if self._link.joined is None or self._link.is_breaker_open:
+        if self._is_off or self._link.joined is None or self._link.is_breaker_open:
             return False
         with self._lock:
             return self._book.outstanding(key) and self._ledger.hold(request_id, num_pages)
@@ -121,8 +125,9 @@ class Saver:
             return self._ledger.take_saved()
 
     def abandon(self) -> None:
-        """Withdraws all saves; what was copied is not committed."""
+        """Withdraws all saves for good; what was copied is not committed."""
         with self._lock:
+            self._is_off = True
             self._book.abandon()
 
     def counters(self) -> dict[str, int]:

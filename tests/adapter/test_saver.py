@@ -178,6 +178,18 @@ def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: S
     assert counted(saver, "open_saves") == 0
 
 
+def test_after_being_abandoned_nothing_is_saved_any_more(server: Responder, saver: Saver) -> None:
+    bind(saver, names(), alive={7: 0})
+    assert saver.hold(7, 107, 2)
+    saver.abandon()
+    saver.finished([107], None)
+    assert until(saver.take_saved) == [107]
+    bind(saver, names(8), alive={8: 2})
+    assert not saver.hold(8, 108, 2)
+    assert counted(saver, "open_saves") == 0
+    assert server.bodies(Op.COMMIT) == []
+
+
 def test_stop_is_quick_and_repeatable(saver: Saver) -> None:
     begin_s = time.monotonic()
     saver.stop(5)

@@ -139,6 +139,7 @@ def test_a_wrong_block_size_is_noticed_at_the_first_allocation(
     rig.iterate(Output([Report(1, tokens(22), [1, 2, 3], 0, 22)]))
     assert rig.query(FakeRequest(2, tokens(22))) == 0
     assert rig.scheduler._engine.running is None
+    assert rig.worker.counters()["open_saves"] == 0
 
 
 def test_requests_never_queried_are_saved_too(rig: EngineRig) -> None:
