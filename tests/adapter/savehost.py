@@ -94,10 +94,12 @@ class SaveHost:
         poison: list[tuple[int, Any]] = []
         if len(self.live) < 3 and self.rng.random() < 0.5:
             self._admit(poison)
-        batch = [one for one in self.live if self.rng.random() < 0.9]
+        batch = [
+            one for one in self.live if self.rng.random() < 0.9 and self._has_room(one, poison)
+        ]
         output, writes = Output(), []
         for one in batch:
-            scheduled = self._schedule(one, poison)
+            scheduled = self._schedule(one)
             trimmed = (
                 self.rng.choice((0, 0, 0, 1)) if one.cursor + scheduled < len(one.prompt) else 0
             )
@@ -143,11 +145,15 @@ class SaveHost:
         poison.append((page, ("poison", self.iteration)))
         return page
 
-    def _schedule(self, one: Live, poison: list[tuple[int, Any]]) -> int:
-        if one.cursor < len(one.prompt):
-            return min(self.rng.randrange(1, 12), len(one.prompt) - one.cursor)
+    def _has_room(self, one: Live, poison: list[tuple[int, Any]]) -> bool:
+        """Whether the next token has a page; without one the request waits."""
         if one.cursor // SIZE >= len(one.pages) and self.free:
             one.pages.append(self._hand_out(poison))
+        return one.cursor // SIZE < len(one.pages)
+
+    def _schedule(self, one: Live) -> int:
+        if one.cursor < len(one.prompt):
+            return min(self.rng.randrange(1, 12), len(one.prompt) - one.cursor)
         return 1
 
     def _report(self, one: Live, scheduled: int, output: Output) -> None:
