@@ -188,15 +188,18 @@ class StartCopy:
 
 @dataclass(frozen=True)
 class VoidRecords:
-    """Zero the checksums of slots, before their bytes change.
+    """Zero the checksums of slots: they are forgotten, or their bytes are about to change.
 
     Attributes:
         extent: which extent.
         slots: uint32[n].
+        reused: zero the generations too, since other bytes come next. Not for slots that
+            somebody still reads: a reader checks that the generation stayed.
     """
 
     extent: ExtentId
     slots: NDArray[np.uint32]
+    reused: bool = False
 
 
 @dataclass(frozen=True)

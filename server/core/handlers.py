@@ -50,9 +50,9 @@ from server.core.lookups import Match
 from server.core.namespaces import PoolState, Session
 from server.core.outbox import Ticket
 from server.core.peers import Process
-from server.core.plans import Stage, StorePlan
 from server.core.registry import WAIT_NS
 from server.core.state import State
+from server.core.stores import Stage, StorePlan
 
 R = TypeVar("R", bound=Request)
 

@@ -222,7 +222,7 @@ class Leases:
 
     def is_retrieved(self, lease: Lease, first: int, count: int) -> bool:
         """Whether every reader still holds all of a range, so that asking again is harmless."""
-        if lease.held_by is None or not lease.instance.is_whole:
+        if lease.held_by is None or not lease.node_lives or not lease.instance.is_whole:
             return False
         return bool(
             all(lease.held_by[rank, first : first + count].all() for rank in lease.instance.ranks)
@@ -234,10 +234,10 @@ class Leases:
         return self._arena.slots.descriptors(lease.slots[first : first + count])
 
     def _check_alive(self, lease: Lease) -> None:
-        if self.by_id.get(lease.lease) is not lease or not lease.is_open:
-            raise RequestError(ErrorCode.UNKNOWN_LEASE, "the lease ended")
         if not lease.node_lives:
             raise RequestError(ErrorCode.CLEARED, "the leased chunks were cleared")
+        if self.by_id.get(lease.lease) is not lease or not lease.is_open:
+            raise RequestError(ErrorCode.UNKNOWN_LEASE, "the lease ended")
         if not lease.instance.is_whole:
             raise RequestError(ErrorCode.UNAVAILABLE, "a rank of this engine has left")
 

@@ -23,7 +23,7 @@ from server.core.index import ABSENT, ChunkIndex
 if TYPE_CHECKING:
     from server.core.arena import Extent
     from server.core.leases import Lease
-    from server.core.plans import StorePlan
+    from server.core.stores import StorePlan
 
 
 class PoolState(Enum):

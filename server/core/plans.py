@@ -8,122 +8,29 @@ in flight (design rule 4). Must not know: sockets, how copying is done. Runs in:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode, KvkeepError, RequestError
-from protocol.ids import ID_BYTES, ExtentId, StoreId
+from protocol.ids import ID_BYTES, ExtentId
 from protocol.messages import CommitReply, Done, StopReason, StoreReply
 from server.core import records
-from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Pause, Steps, Task
+from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Pause, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.copies import CopyWindow, Piece
 from server.core.effects import VoidRecords, WriteRecords
-from server.core.index import ABSENT, ROOT, ChunkIndex
-from server.core.namespaces import Owner, Session
+from server.core.index import ABSENT, ROOT
+from server.core.namespaces import Session
 from server.core.outbox import Outbox, Ticket
 from server.core.slots import HELD, NO_NODE
+from server.core.stores import Stage, StorePlan
 
 EVICT_BLOCKS = 32
 """Leaves evicted in one slice of a STORE."""
-
-
-class Stage(Enum):
-    """Where a STORE stands."""
-
-    COPYING = 0
-    COPIED = 1
-    COMMITTING = 2
-    ENDING = 3
-
-
-@dataclass
-class StorePlan:
-    """One STORE.
-
-    Attributes:
-        store: its id.
-        session: whose.
-        shard: which shard.
-        index: the namespace's index when it began; another one now means it was cleared.
-        start: ordinal of its first chunk.
-        parent_key: key before the first chunk, or empty.
-        keys: 16 bytes per chunk.
-        pages: int32[chunks * chunk_blocks].
-        ticket: the STORE's reply, owed until it is copied.
-        held: leading chunks that were held already.
-        slots: slot of each chunk after those, as far as reserved.
-        good: copied chunks, as far as no piece failed.
-        stop: why fewer than all.
-        stage: where it stands.
-        planned: nothing more will be reserved.
-        num_pieces: pieces that wait or fly.
-        cleared: CLEAR or DELETE touched it: it commits nothing.
-        error: what ended it early.
-        cancels: CANCELs that await its end.
-        task: its reservation work.
-        timer: when a copied one gives up waiting for its COMMIT.
-        anchor: node that is locked while it is planned, or ABSENT.
-        anchor_life: of that node; another one now means that DELETE removed it.
-        tip: node that the next chunk continues, or ROOT.
-    """
-
-    store: StoreId
-    session: Session
-    shard: int
-    index: ChunkIndex
-    start: int
-    parent_key: bytes
-    keys: bytes
-    pages: NDArray[np.int32]
-    ticket: Ticket
-    held: int = 0
-    slots: list[int] = field(default_factory=list)
-    good: int = 0
-    stop: StopReason = StopReason.NONE
-    stage: Stage = Stage.COPYING
-    planned: bool = False
-    num_pieces: int = 0
-    cleared: bool = False
-    error: KvkeepError | None = None
-    cancels: list[Ticket] = field(default_factory=list)
-    task: Task | None = None
-    timer: int = 0
-    anchor: int = ABSENT
-    anchor_life: int = 0
-    tip: int = ROOT
-
-    @property
-    def owner(self) -> Owner:
-        """Its namespace."""
-        return self.session.owner
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks named."""
-        return len(self.keys) // ID_BYTES
-
-    @property
-    def is_cleared(self) -> bool:
-        """Whether CLEAR or DELETE touched it."""
-        if self.cleared or self.index is not self.owner.index:
-            return True
-        return self.anchor != ABSENT and self.index.life[self.anchor] != self.anchor_life
-
-    def key(self, chunk: int) -> bytes:
-        """Key of one of its chunks."""
-        return self.keys[chunk * ID_BYTES : (chunk + 1) * ID_BYTES]
-
-    def some_keys(self, first: int, count: int) -> list[bytes]:
-        """Keys of at most ``count`` of its chunks from ``first`` on."""
-        stop = min(len(self.keys), (first + count) * ID_BYTES)
-        return [self.keys[at : at + ID_BYTES] for at in range(first * ID_BYTES, stop, ID_BYTES)]
 
 
 class Plans:

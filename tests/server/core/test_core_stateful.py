@@ -434,6 +434,7 @@ TestCore = CoreMachine.TestCase
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 class TestCoreLong(CoreMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(
         max_examples=400,

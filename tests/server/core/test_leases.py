@@ -248,6 +248,23 @@ def test_clear_empties_unretrieved_leases_and_spares_what_is_read() -> None:
     assert world.core.stats()["leases"] == 0
 
 
+def test_clear_ends_asking_again_for_what_is_still_read() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 6)
+    a.save(keys)
+    lease = a.lookup(keys).lease
+    a.retrieve(keys, lease, 0, 6)
+    a.ask(m.Clear())
+    with pytest.raises(ReplyError, match="CLEARED"):
+        a.retrieve(keys, lease, 0, 6)
+    world.check_claims()
+    assert pinned(world) == 6
+    a.release(lease)
+    assert pinned(world) == 0
+
+
 def test_window_groups_need_only_their_window() -> None:
     groups = (
         LayerGroup(layers=(0,), page_bytes=PAGE),

@@ -11,14 +11,6 @@ from server.core import effects as fx
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
 
-def two(auto_copies: bool = True, **kwargs: int) -> tuple[World, object, object]:
-    world = World(config(**kwargs), auto_copies=auto_copies)
-    a, b = world.engine("a"), world.engine("b")
-    a.register(namespace())
-    b.register(namespace())
-    return world, a, b
-
-
 def test_p07_only_what_follows_a_held_parent_is_stored() -> None:
     world = World(config(), auto_copies=False)
     a, b = world.engine("a"), world.engine("b")
@@ -99,6 +91,28 @@ def test_a_store_past_its_deadline_is_undone_after_its_copies() -> None:
     with pytest.raises(ReplyError, match="DEADLINE_EXCEEDED"):
         a.answer(seq)
     assert world.core.stats()["slots_reserved"] == 0
+
+
+def test_a_cancel_and_an_unregister_have_deadlines_and_go_on_all_the_same() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    body = a.store_body(chain("x", 4))
+    a.send(body)
+    world.pump()
+    cancel = a.send(m.Cancel(session=a.session, store=body.store), timeout_ns=SECOND)
+    gone = a.send(a.unregister_body(), timeout_ns=SECOND)
+    world.pump()
+    world.step(2 * SECOND)
+    world.core.tick(world.now_ns)
+    world.pump()
+    for seq in (cancel, gone):
+        with pytest.raises(ReplyError, match="DEADLINE_EXCEEDED"):
+            a.answer(seq)
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    assert world.core.stats()["sessions"] == 0
+    assert world.core.drained()
 
 
 def test_an_uncommitted_store_goes_after_its_time() -> None:

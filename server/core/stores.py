@@ -1,0 +1,112 @@
+"""One STORE: what it names, how far it is, and what ended it.
+
+Must not know: how it is worked off. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import KvkeepError
+from protocol.ids import ID_BYTES, StoreId
+from protocol.messages import StopReason
+from server.core.admission import Task
+from server.core.index import ABSENT, ROOT, ChunkIndex
+from server.core.namespaces import Owner, Session
+from server.core.outbox import Ticket
+
+
+class Stage(Enum):
+    """Where a STORE stands."""
+
+    COPYING = 0
+    COPIED = 1
+    COMMITTING = 2
+    ENDING = 3
+
+
+@dataclass
+class StorePlan:
+    """One STORE.
+
+    Attributes:
+        store: its id.
+        session: whose.
+        shard: which shard.
+        index: the namespace's index when it began; another one now means it was cleared.
+        start: ordinal of its first chunk.
+        parent_key: key before the first chunk, or empty.
+        keys: 16 bytes per chunk.
+        pages: int32[chunks * chunk_blocks].
+        ticket: the STORE's reply, owed until it is copied.
+        held: leading chunks that were held already.
+        slots: slot of each chunk after those, as far as reserved.
+        good: copied chunks, as far as no piece failed.
+        stop: why fewer than all.
+        stage: where it stands.
+        planned: nothing more will be reserved.
+        num_pieces: pieces that wait or fly.
+        cleared: CLEAR or DELETE touched it: it commits nothing.
+        error: what ended it early.
+        cancels: CANCELs that await its end.
+        task: its reservation work.
+        timer: when a copied one gives up waiting for its COMMIT.
+        anchor: node that is locked while it is planned, or ABSENT.
+        anchor_life: of that node; another one now means that DELETE removed it.
+        tip: node that the next chunk continues, or ROOT.
+    """
+
+    store: StoreId
+    session: Session
+    shard: int
+    index: ChunkIndex
+    start: int
+    parent_key: bytes
+    keys: bytes
+    pages: NDArray[np.int32]
+    ticket: Ticket
+    held: int = 0
+    slots: list[int] = field(default_factory=list)
+    good: int = 0
+    stop: StopReason = StopReason.NONE
+    stage: Stage = Stage.COPYING
+    planned: bool = False
+    num_pieces: int = 0
+    cleared: bool = False
+    error: KvkeepError | None = None
+    cancels: list[Ticket] = field(default_factory=list)
+    task: Task | None = None
+    timer: int = 0
+    anchor: int = ABSENT
+    anchor_life: int = 0
+    tip: int = ROOT
+
+    @property
+    def owner(self) -> Owner:
+        """Its namespace."""
+        return self.session.owner
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks named."""
+        return len(self.keys) // ID_BYTES
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether CLEAR or DELETE touched it."""
+        if self.cleared or self.index is not self.owner.index:
+            return True
+        return self.anchor != ABSENT and self.index.life[self.anchor] != self.anchor_life
+
+    def key(self, chunk: int) -> bytes:
+        """Key of one of its chunks."""
+        return self.keys[chunk * ID_BYTES : (chunk + 1) * ID_BYTES]
+
+    def some_keys(self, first: int, count: int) -> list[bytes]:
+        """Keys of at most ``count`` of its chunks from ``first`` on."""
+        stop = min(len(self.keys), (first + count) * ID_BYTES)
+        return [self.keys[at : at + ID_BYTES] for at in range(first * ID_BYTES, stop, ID_BYTES)]
