@@ -1,7 +1,7 @@
 """A host and a server in miniature, driven at random, to try the two-phase saves against.
 
 The host allocates pages from a LIFO list, queues forwards that run later and in order, chunks
-prefills, trims chunks late, generates with an overlap lag, finishes, cancels without a callback,
+prefills, trims chunks late, lets hidden dummies write to free pages, generates with an overlap lag, finishes, cancels without a callback,
 and hands freed pages out again at once. The server reads pages one by one at any time between a
 STORE and its answer. What it publishes must be what the key says; ``publish`` checks that.
 """
@@ -169,6 +169,8 @@ class SaveHost:
 
     def _launch(self, poison: list[tuple[int, Any]], work: list[tuple[Live, int]]) -> None:
         writes = list(poison)
+        if self.rng.random() < 0.3:  # a dummy that nobody is told of takes free pages for a while
+            writes += [(page, ("dummy", self.iteration)) for page in self.free[-3:]]
         for one, count in work:
             stop = min(one.cursor + count, len(one.pages) * SIZE)
             chain = self._keys(one)
