@@ -3,7 +3,8 @@
 The host allocates pages from a LIFO list, queues forwards that run later and in order, chunks
 prefills, trims chunks late, lets hidden dummies write to free pages, generates with an overlap
 lag, finishes, cancels without a callback, and hands freed pages out again at once. The server
-reads pages one by one at any time between a STORE and its answer. What it publishes must be what the key says; ``publish`` checks that.
+reads pages one by one at any time between a STORE and its answer. What it publishes must be what
+the key says; ``publish`` checks that.
 """
 
 from __future__ import annotations
