@@ -147,6 +147,8 @@ class Server:
             f"started in {process_age_s():.2f} s\n"
         )
         try:
+            if sys.stdout is None:  # it was closed before this process began
+                raise OSError("stdout is closed")
             sys.stdout.write(line)
             sys.stdout.flush()
         except OSError as error:  # whoever started it does not listen; it serves all the same

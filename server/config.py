@@ -27,6 +27,7 @@ MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
 LEAST_EXTENTS_PER_ARENA = 4
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+KEYS = ("endpoint", "l1-size", "arena-dir", "extent-size", "log-level", "cgroup-root")
 ENVIRONMENT_PREFIX = "KVKEEP_"
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
@@ -74,13 +75,23 @@ def read(
     Raises:
         ConfigError: INVALID_URL or INVALID_CONFIG.
     """
+    user = os.geteuid() if uid is None else uid
+    try:
+        return _read(options, environ, user)
+    except ConfigError as error:
+        # Who typed no option looks for the mistake in vain on the command line.
+        key = str(error.detail.get("key", "endpoint"))
+        name = variable(key)
+        if options.get(key) is not None or name not in environ:
+            raise
+        raise ConfigError(error.code, f"{name}: {error.message}", **error.detail) from error
 
+
+def _read(options: Mapping[str, str | None], environ: Mapping[str, str], user: int) -> ServerConfig:
     def setting(key: str) -> str:
         given = options.get(key)
-        name = ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
-        return environ.get(name, "") if given is None else given
+        return environ.get(variable(key), "") if given is None else given
 
-    user = os.geteuid() if uid is None else uid
     url = setting("endpoint") if _is_given("endpoint", options, environ) else None
     if url is None:
         url = endpoints.default_url(environ, user, is_usable_folder)
@@ -99,10 +110,34 @@ def read(
     )
 
 
+def variable(key: str) -> str:
+    """The environment variable of a setting.
+
+    Args:
+        key: such as ``l1-size``.
+
+    Returns:
+        Such as ``KVKEEP_L1_SIZE``.
+    """
+    return ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings and are none: a slip that would go unnoticed.
+
+    Args:
+        environ: environment variables.
+
+    Returns:
+        Names, sorted.
+    """
+    known = {variable(key) for key in KEYS}
+    return sorted(n for n in environ if n.startswith(ENVIRONMENT_PREFIX) and n not in known)
+
+
 def _is_given(key: str, options: Mapping[str, str | None], environ: Mapping[str, str]) -> bool:
     """An endpoint that is given but empty is a mistake, not a wish for the default (B46)."""
-    name = ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
-    return options.get(key) is not None or name in environ
+    return options.get(key) is not None or variable(key) in environ
 
 
 def is_usable_folder(path: str) -> bool:
@@ -125,7 +160,7 @@ def parse_size(key: str, text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise _invalid(key, text, "a number of bytes with K, M, G or T for 1024s, as in 20G")
+        raise _invalid(key, text, "a number of bytes, or one with K, M, G or T (1024s): 20G")
     whole, fraction, unit = match.groups()
     thousandths = int(whole) * 1000 + int((fraction or ".")[1:].ljust(3, "0"))
     return thousandths * _UNITS[unit.upper()] // 1000
@@ -151,7 +186,7 @@ def _folder(key: str, text: str) -> str:
 def _log_level(text: str) -> str:
     level = text.strip().upper() or "WARNING"
     if level not in LOG_LEVELS:
-        raise _invalid("log-level", text, ", ".join(LOG_LEVELS))
+        raise _invalid("log-level", text, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}")
     return level
 
 
@@ -207,5 +242,5 @@ def format_size(num_bytes: int) -> str:
 def _invalid(key: str, value: str, valid: str) -> ConfigError:
     shown = value if len(value) <= 120 else value[:117] + "..."
     return ConfigError(
-        ErrorCode.INVALID_CONFIG, f"{key}={shown!r} is not valid: {valid}", key=key, value=shown
+        ErrorCode.INVALID_CONFIG, f"{key}={shown!r}: expected {valid}", key=key, value=shown
     )

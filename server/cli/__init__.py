@@ -10,10 +10,13 @@ from collections.abc import Mapping
 
 import click
 
+from protocol import __version__
+
 #: Command name to the module that defines it as ``command``. A further command is one line here.
 COMMANDS: Mapping[str, str] = {
     "bench": "server.cli.bench",
     "launch": "server.cli.launch",
+    "stats": "server.cli.stats",
 }
 
 
@@ -34,5 +37,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup)
+@click.version_option(__version__, prog_name="kvkeep", message="%(prog)s %(version)s")
 def cli() -> None:
     """One warm KV cache per node, owned by its own process."""

@@ -22,7 +22,7 @@ _NUM_SEEDS = 1 << 31
     help="Repeat the orders and tokens of an earlier run.",
 )
 def command(as_json: bool, quick: bool, check: bool, seed: int | None) -> None:
-    """Measure stores, retrieves, latency, start-up and memory on this machine.
+    """Measure rates, latency and memory on this machine.
 
     Starts servers of its own on temporary endpoints; one that runs already is left alone, but
     takes its share of the machine.

@@ -13,17 +13,40 @@ EXIT_CONFIG = 2
 
 
 @click.command(name="launch")
-@click.option("--endpoint", metavar="URL", help="Where engines connect: ipc:///path or tcp.")
-@click.option("--l1-size", metavar="SIZE", help="Memory for the cache, such as 20G.")
-@click.option("--arena-dir", metavar="PATH", help="Folder of the cache; in shared memory.")
-@click.option("--extent-size", metavar="SIZE", help="Length of one file of the cache.")
-@click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR, on stderr.")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="Where engines connect: ipc:///absolute/path, or tcp://localhost:PORT.  "
+    "[default: kvkeep.sock in a folder of this user's own]",
+)
+@click.option(
+    "--l1-size",
+    metavar="SIZE",
+    help="Memory for the cache: bytes, or 512M, 20G, 1.5T; 1M to 16T.  "
+    "[default: half of what is free]",
+)
+@click.option(
+    "--arena-dir",
+    metavar="PATH",
+    help="Folder for the cache's files, absolute, on a tmpfs.  [default: one in /dev/shm]",
+)
+@click.option(
+    "--extent-size",
+    metavar="SIZE",
+    help="Length of one of these files: 64K to 1G, a multiple of 4096 bytes.  "
+    "[default: a sixteenth of the cache, 64M to 1G]",
+)
+@click.option(
+    "--log-level",
+    metavar="LEVEL",
+    help="DEBUG, INFO, WARNING or ERROR; the log goes to stderr.  [default: WARNING]",
+)
 @click.option("--cgroup-root", metavar="PATH", hidden=True)
 def command(**options: str | None) -> None:
-    """Run the server until SIGTERM.
+    """Run the server in the foreground until SIGTERM or Ctrl-C.
 
-    Each option can also be given in the environment, as KVKEEP_ENDPOINT, KVKEEP_L1_SIZE and so
-    on. Sensible defaults: an endpoint private to this user, half of the free memory.
+    It prints one line when engines can connect. Each option can also be given in the
+    environment, as KVKEEP_ENDPOINT, KVKEEP_L1_SIZE and so on; the command line comes first.
     """
     # Read by numerics when they are first imported, below; the server has no use for threads
     # of theirs.
@@ -31,6 +54,8 @@ def command(**options: str | None) -> None:
     from protocol.errors import ConfigError
     from server import app, config
 
+    for name in config.unknown_variables(os.environ):
+        click.echo(f"kvkeep: {name} in the environment is no setting of the server", err=True)
     try:
         named = {name.replace("_", "-"): value for name, value in options.items()}
         app.launch(config.read(named, os.environ))

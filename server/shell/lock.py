@@ -23,7 +23,8 @@ def owner_line() -> str:
     Returns:
         Without a line break.
     """
-    return f"pid {os.getpid()}, server {os.urandom(16).hex()}, started {time.time():.3f}"
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"pid {os.getpid()}, server {os.urandom(16).hex()}, started {started}"
 
 
 class FileLock:

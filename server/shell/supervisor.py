@@ -160,6 +160,9 @@ class Supervisor:
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # A terminal's Ctrl-C is for the server, which ends its copiers after their last
+                # copy; without it they die of PR_SET_PDEATHSIG.
+                start_new_session=True,
                 env=child_environment(dict(os.environ), os.uname().machine, libc_name()),
             )
         except OSError:

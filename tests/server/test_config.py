@@ -76,6 +76,21 @@ def test_b37_out_of_range_is_refused_with_the_range(key: str, value: str) -> Non
     assert key in caught.value.message
 
 
+def test_who_set_a_wrong_value_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"^INVALID_[A-Z]+: KVKEEP_L1_SIZE: l1-size='x'"):
+        config.read(ENDPOINT, {"KVKEEP_L1_SIZE": "x"})
+    with pytest.raises(ConfigError, match=r"^INVALID_CONFIG: l1-size='x'"):
+        config.read({**ENDPOINT, "l1-size": "x"}, {"KVKEEP_L1_SIZE": "y"})
+    with pytest.raises(ConfigError, match=r"^INVALID_[A-Z]+: KVKEEP_ENDPOINT: server URL 'x'"):
+        config.read({}, {"KVKEEP_ENDPOINT": "x"})
+
+
+def test_variables_that_are_no_settings_are_told_apart() -> None:
+    environ = {config.variable(key): "" for key in config.KEYS}
+    assert config.unknown_variables({**environ, "HOME": "/", "TRTLLM_KVKEEP_X": ""}) == []
+    assert config.unknown_variables({**environ, "KVKEEP_L1SIZE": ""}) == ["KVKEEP_L1SIZE"]
+
+
 def test_b46_an_empty_url_is_not_the_default() -> None:
     for options, environ in (({"endpoint": ""}, {}), ({}, {"KVKEEP_ENDPOINT": ""})):
         with pytest.raises(ConfigError) as caught:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
+from protocol import __version__
 from server.cli import COMMANDS, cli
 from tests.wire.process import ROOT
 
@@ -21,6 +25,8 @@ def test_help_names_every_command_and_the_options_of_launch() -> None:
     for option in ("--endpoint", "--l1-size", "--arena-dir", "--extent-size", "--log-level"):
         assert option in result.output
     assert "cgroup" not in result.output
+    for said in ("absolute", "1M to 16T", "64K to 1G", "4096 bytes", "WARNING", "[default:"):
+        assert said in " ".join(result.output.split())
 
 
 def test_an_unknown_command_is_refused() -> None:
@@ -54,3 +60,60 @@ def test_the_server_needs_no_heavy_packages() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def run(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, **(environ or {})},
+        check=False,
+    )
+
+
+def test_version_is_said() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"kvkeep {__version__}\n")
+
+
+def test_a_slip_in_an_option_is_told_with_the_right_one() -> None:
+    done = run("launch", "--l1-sise", "3G")
+    assert done.returncode == 2
+    assert "--l1-size" in done.stderr
+
+
+def test_a_wrong_variable_is_named_and_a_slip_in_its_name_too() -> None:
+    done = run("launch", environ={"KVKEEP_L1_SIZE": "20X", "KVKEEP_L1SIZE": "20G"})
+    assert done.returncode == 2
+    assert "KVKEEP_L1SIZE in the environment is no setting" in done.stderr
+    assert "KVKEEP_L1_SIZE: l1-size='20X': expected a number" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["click", "server.cli.launch", "server.app"])
+def test_ctrl_c_before_it_serves_makes_no_traceback(module: str) -> None:
+    """SIGINT exactly when a module is about to be read."""
+    script = (
+        "import os, signal, sys\n"
+        "class Trap:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Trap())\n"
+        "sys.argv = ['kvkeep', 'launch', '--l1-size', '64M']\n"
+        "from server.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr.strip() == ""
