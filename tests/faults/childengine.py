@@ -1,0 +1,128 @@
+"""An engine in a process of its own, to be stopped and killed: ``python -m tests.faults.childengine``.
+
+Takes one action on the command line, says ``ready`` when it stands where the test wants it, and
+goes on with each line of its standard input. Exit code 0 says that every byte was right.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.faults import bystander
+from tests.wire.client import Engine, make_keys, make_namespace
+from tests.wire.process import ROOT, ServerProcess
+
+NUM_CHUNKS = 16
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+def lease(engine: Engine, keys: list[bytes]) -> None:
+    """Leases what the test saved; leaves the lease unretrieved."""
+    found = engine.lookup(keys)
+    assert found.ready == len(keys), found
+    say("ready")
+    sys.stdin.readline()
+
+
+def retrieve(engine: Engine, keys: list[bytes]) -> None:
+    """Retrieves, waits as long as the test likes, and only then reads the bytes."""
+    found = engine.lookup(keys)
+    assert found.ready == len(keys), found
+    slots = bystander.retrieve(engine, found.lease, found.ready)
+    say("ready")
+    sys.stdin.readline()
+    data = bystander.read_slots(engine, slots)
+    assert np.array_equal(data, expected_pages(engine)[: found.ready])
+    say("right")
+    sys.stdin.readline()
+
+
+def expected_pages(engine: Engine) -> Any:
+    rng = np.random.default_rng(77)
+    return rng.integers(0, 256, engine.pages.shape, dtype=np.uint8)
+
+
+def reserve(engine: Engine, keys: list[bytes]) -> None:
+    """A STORE that was copied and is not committed until a line says how many chunks to."""
+    bystander.fill(engine, 5)
+    store, reply = engine.store(keys[:10], list(range(10)))
+    assert reply.copied == 10, reply
+    say("ready")
+    count = int(sys.stdin.readline() or 0)
+    if count:
+        assert engine.commit(store, count).published == count
+        say("committed")
+    sys.stdin.readline()
+
+
+def attend(engine: Engine, keys: list[bytes]) -> None:
+    """Registers and does nothing further."""
+    say("ready")
+    sys.stdin.readline()
+
+
+ACTIONS: dict[str, Callable[[Engine, list[bytes]], None]] = {
+    action.__name__: action for action in (lease, retrieve, reserve, attend)
+}
+
+
+def main(url: str, side_path: str, model: str, action: str, seed: str) -> None:
+    engine = Engine(url, side_path, make_namespace(model=model))
+    engine.register()
+    ACTIONS[action](engine, make_keys(int(seed), NUM_CHUNKS))
+
+
+class ChildEngine:
+    """The test's grip on one; killed at the end, whatever it is doing."""
+
+    def __init__(self, server: ServerProcess, model: str, action: str, seed: int = 1) -> None:
+        arguments = [server.url, server.side_path, model, action, str(seed)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.childengine", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        self.expect("ready")
+
+    def expect(self, word: str) -> None:
+        """Waits for a line; pytest's time-out bounds it."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == word + "\n"
+
+    def tell(self, word: str = "") -> None:
+        """Lets it go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """kill -9, and waits until it is gone. Idempotent."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def __enter__(self) -> ChildEngine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
