@@ -47,6 +47,7 @@ class Actions:
         complaints: Complaints,
     ) -> None:
         self._core = core
+        self._allocator = allocator
         self._sides = sides
         self._copiers = copiers
         self._complaints = complaints
@@ -62,7 +63,7 @@ class Actions:
             fx.ClosePool: self._close_pool,
             fx.DropPoolOffer: self._drop_pool_offer,
             fx.StartCopy: self._start_copy,
-            fx.VoidRecords: lambda effect: self._extents[effect.extent].void(effect.slots),
+            fx.VoidRecords: self._void_records,
             fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
                 effect.slots, effect.records
             ),
@@ -164,8 +165,12 @@ class Actions:
     def _drop_pool_offer(self, effect: fx.DropPoolOffer) -> None:
         descriptor = self._pools.pop((effect.process, effect.pool), None)
         if descriptor is not None:
-            descriptor.give_back()
+            self._allocator.close(descriptor)
             self._sides.tell(ForgetPool(effect.process, effect.pool))
+
+    def _void_records(self, effect: fx.VoidRecords) -> None:
+        file = self._extents[effect.extent]
+        (file.reuse if effect.reused else file.void)(effect.slots)
 
     def _start_copy(self, effect: fx.StartCopy) -> None:
         self._copiers[effect.copier].start(effect, clock.now_ns())
@@ -181,9 +186,8 @@ class Actions:
         self._core.pool_offered(report.process, report.pool, report.size_bytes)
 
     def _process_exited(self, report: reports.ProcessExited, now_ns: int) -> None:
+        # The core drops the descriptors, each once the copier has let go of its pool.
         self._core.process_exited(report.process, now_ns)
-        for key in [key for key in self._pools if key[0] == report.process]:
-            self._pools.pop(key).give_back()
 
     def _extent_created(self, report: reports.ExtentCreated, now_ns: int) -> None:
         if report.file is not None:

@@ -61,6 +61,19 @@ class ExtentFile:
         """
         self.records["checksum"][slots] = 0
 
+    def reuse(self, slots: NDArray[np.uint32]) -> None:
+        """Zeroes checksums, then generations, before other bytes come into the slots.
+
+        A reader that is late, against all rules, then sees that its slot was given away even
+        while the new bytes are not published yet. Nobody has a right to read these slots, so
+        nobody's check fails who is in time.
+
+        Args:
+            slots: uint32[n], without pins.
+        """
+        self.void(slots)
+        self.records["generation"][slots] = 0
+
     def write(self, slots: NDArray[np.uint32], rows: NDArray[Any]) -> None:
         """Publishes records: checksums are zero while the other fields change.
 
@@ -103,9 +116,9 @@ def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFi
         records = _map_records(fd, geometry)
         os.fchmod(fd, 0o400)
         readable = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        os.unlink(path)
+    except BaseException:
         os.close(fd)
+        remove(path)
         raise
     return ExtentFile(geometry, path, Descriptor(fd), Descriptor(readable), records)
 
@@ -130,7 +143,7 @@ def remove(path: str) -> None:
 
 
 class Allocator:
-    """The thread that makes and removes extent files, in the order asked.
+    """The thread that makes and removes extent files, in the order asked, and closes pools.
 
     Args:
         directory: the arena's.
@@ -142,7 +155,7 @@ class Allocator:
         self._directory = directory
         self._arena = arena
         self._reporter = reporter
-        self._inbox: Inbox[ExtentGeometry | ExtentFile | None] = Inbox()
+        self._inbox: Inbox[ExtentGeometry | ExtentFile | Descriptor | None] = Inbox()
         self._thread = threading.Thread(target=self._run, name="kvkeep-arena", daemon=True)
 
     def start(self) -> None:
@@ -159,6 +172,17 @@ class Allocator:
         Freeing a gigabyte of pages takes tens of milliseconds, which the loop must not spend.
         """
         self._inbox.put(file)
+
+    def close(self, descriptor: Descriptor) -> None:
+        """Hands a pool's descriptor over to be given back. Does not block.
+
+        It may be the last one of a dead engine's pool: closing it then frees gigabytes.
+        """
+        self._inbox.put(descriptor)
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread after what it was asked before.
@@ -183,23 +207,28 @@ class Allocator:
             for item in self._inbox.take_all():
                 if item is None:
                     return
-                if isinstance(item, ExtentFile):
-                    self._remove(item)
-                else:
+                if isinstance(item, ExtentGeometry):
                     self._create(item)
+                else:
+                    self._let_go(item)
 
     def _create(self, geometry: ExtentGeometry) -> None:
         try:
             file, error = create(self._directory, geometry, self._arena), None
-        except (OSError, ValueError) as caught:
+        except Exception as caught:  # noqa: BLE001 - whatever it is, somebody waits to be told
             file = None
             error = f"extent {geometry.extent} of {geometry.file_bytes} bytes: {caught}"
             _log.warning("%s", error)
         self._reporter.post(ExtentCreated(geometry.extent, file, error))
 
-    def _remove(self, file: ExtentFile) -> None:
+    def _let_go(self, item: ExtentFile | Descriptor) -> None:
         try:
-            remove(file.path)
-        except OSError as error:
-            _log.warning("cannot unlink %s: %s", file.path, error)
-        file.close()
+            if isinstance(item, Descriptor):
+                item.give_back()
+                return
+            try:
+                remove(item.path)
+            finally:
+                item.close()
+        except Exception:  # noqa: BLE001 - the thread outlives it
+            _log.exception("%.200r could not be let go", item)

@@ -12,7 +12,7 @@ messages are refused when they end.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import zmq
 
@@ -29,11 +29,18 @@ from server.shell.reports import INTERNAL_ENDPOINT, DrainAsked, ReportQueue
 SEND_QUEUE_FRAMES = 256
 """Replies queued for one peer before it counts as gone; at most 64 can be owed to it."""
 
-RECEIVE_QUEUE_FRAMES = 1000
+RECEIVE_QUEUE_FRAMES = 128
+"""Frames read ahead for one connection: twice what it may await, 128 MiB at worst."""
+
 _IDLE_MS = 1000
 _HANDSHAKE_MS = 10_000
 _MAX_REPORTS_PER_TURN = 64
 _OWN_ID_BYTES = 5
+_LIFE_CHECK_NS = clock.NS_PER_S
+
+
+class ThreadDiedError(Exception):
+    """A thread that the server cannot do without has ended."""
 
 
 def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -67,10 +74,12 @@ class Loop:
 
     Attributes:
         actions: set before ``run``.
+        threads: by name, whether each still runs; asked once a second.
         draining_until_ns: when to give up waiting for what is still owed, or None.
     """
 
     actions: Actions
+    threads: Mapping[str, Callable[[], bool]]
 
     def __init__(
         self,
@@ -87,6 +96,8 @@ class Loop:
         self._drain_limit_ns = int(drain_limit_s * clock.NS_PER_S)
         self._own_ids: frozenset[bytes] = frozenset()
         self._timeout_ms = -1
+        self._next_life_check_ns = 0
+        self.threads = {}
         self.draining_until_ns: int | None = None
 
     def bind(self, endpoint: Endpoint, own_ids: Iterable[bytes]) -> None:
@@ -121,9 +132,23 @@ class Loop:
             os.umask(old_mask)
 
     def run(self) -> None:
-        """Serves until drained after DrainAsked."""
+        """Serves until drained after DrainAsked.
+
+        Raises:
+            ThreadDiedError: a server without it would look alive and serve nobody.
+        """
         while not self._is_over():
             self._turn()
+            self._check_threads()
+
+    def _check_threads(self) -> None:
+        now_ns = clock.now_ns()
+        if now_ns < self._next_life_check_ns:
+            return
+        self._next_life_check_ns = now_ns + _LIFE_CHECK_NS
+        for name, is_alive in self.threads.items():
+            if not is_alive():
+                raise ThreadDiedError(f"the thread {name} ended on its own")
 
     def _is_over(self) -> bool:
         if self.draining_until_ns is None:
@@ -132,10 +157,10 @@ class Loop:
 
     def _turn(self) -> None:
         """One slice of everything: reports, timers, long work, one message."""
-        now_ns = clock.now_ns()
         more = False
+        self._take_reports(_MAX_REPORTS_PER_TURN)
+        now_ns = clock.now_ns()
         try:
-            self._take_reports(now_ns)
             self._keep_time(now_ns)
             more = self._core.work(now_ns)
         except Exception as error:  # noqa: BLE001 - the loop outlives any fault of ours
@@ -144,25 +169,25 @@ class Loop:
         message = self._receive(0 if more or self._queue else self._wait_ms())
         if message is not None:
             # Whatever a thread reported before its peer sent this message counts first.
-            self._take_reports_guarded()
+            self._take_reports(len(self._queue))
             self._handle(message)
             self._act()
 
-    def _take_reports_guarded(self) -> None:
-        if not self._queue:
-            return
-        try:
-            self._take_reports(clock.now_ns(), limit=len(self._queue))
-        except Exception as error:  # noqa: BLE001 - see above
-            self._complaints.note("loop_fault", repr(error), error)
-        self._act()
+    def _take_reports(self, limit: int) -> None:
+        """Applies reports one by one, each with all that follows from it.
 
-    def _take_reports(self, now_ns: int, limit: int = _MAX_REPORTS_PER_TURN) -> None:
+        What was decided for a copier must reach that copier: were effects kept until after a
+        later CopierLost and CopierReady, its successor would be told to do them.
+        """
         for _ in range(min(limit, len(self._queue))):
-            report = self._queue.popleft()
+            report, now_ns = self._queue.popleft(), clock.now_ns()
             if isinstance(report, DrainAsked) and self.draining_until_ns is None:
                 self.draining_until_ns = now_ns + self._drain_limit_ns
-            self.actions.apply(report, now_ns)
+            try:
+                self.actions.apply(report, now_ns)
+            except Exception as error:  # noqa: BLE001 - the reports behind it still count
+                self._complaints.note("loop_fault", repr(error), error)
+            self._act()
 
     def _keep_time(self, now_ns: int) -> None:
         timer_ns = self._core.next_timer_ns()

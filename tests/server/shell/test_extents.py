@@ -16,11 +16,13 @@ import pytest
 from protocol.extents import (
     RECORD_DTYPE,
     RECORDS_OFFSET_BYTES,
+    ExtentGeometry,
     checksums,
     unpack_header,
 )
 from protocol.ids import ArenaId
 from server.shell import extents
+from server.shell.descriptors import Descriptor
 from server.shell.extents import Allocator, ExtentFile
 from server.shell.reports import ExtentCreated
 from tests.server.shell.geometry import make_geometry
@@ -84,13 +86,71 @@ def test_records_are_written_and_voided_slot_by_slot(shm_dir: Path) -> None:
     stored = on_disk(file)
     assert stored["checksum"][[5, 1]].tolist() == [0, 0]
     assert stored["checksum"][9] == rows["checksum"][2]
+    # Whoever still reads a forgotten slot checks that its generation stayed.
+    assert stored["generation"][[5, 1, 9]].tolist() == [50, 10, 90]
+    file.reuse(slots[1:])
+    stored = on_disk(file)
+    assert stored["checksum"][[5, 1, 9]].tolist() == [0, 0, 0]
+    assert stored["generation"][[5, 1, 9]].tolist() == [50, 0, 0]
     file.close()
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(geometry: object, arena: object) -> bytes:
+        raise ValueError("as asked")
+
+    monkeypatch.setattr(extents, "pack_header", fail)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="as asked"):
+        extents.create(str(shm_dir), make_geometry(), ARENA)
+    assert list(shm_dir.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 @pytest.fixture
 def reports() -> Iterator[Reports]:
     with Reports() as made:
         yield made
+
+
+def test_the_thread_survives_whatever_an_item_does_to_it(
+    shm_dir: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = extents.create
+
+    def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFile:
+        if geometry.extent == 1:
+            raise MemoryError("as asked")
+        return real(directory, geometry, arena)
+
+    monkeypatch.setattr(extents, "create", create)
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
+    allocator.start()
+    allocator.create(make_geometry(1))
+    failed = reports.wait_for(ExtentCreated)
+    assert failed.file is None
+    assert "as asked" in str(failed.error)
+    closed = Descriptor(os.memfd_create("x"))
+    closed.give_back()
+    allocator.close(closed)  # a fault of ours: given back twice
+    allocator.create(make_geometry(2))
+    file = file_of(reports.wait_for(ExtentCreated))
+    assert allocator.is_alive()
+    assert allocator.stop(5)
+    assert not allocator.is_alive()
+    file.close()
+
+
+def test_a_pools_last_descriptor_is_closed_by_the_thread(shm_dir: Path, reports: Reports) -> None:
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
+    descriptor = Descriptor(os.memfd_create("pool"))
+    allocator.close(descriptor)
+    assert descriptor.is_open()  # not in the caller's thread
+    allocator.start()
+    assert wait_until(lambda: not descriptor.is_open())
+    assert allocator.stop(5)
 
 
 def test_the_thread_creates_and_removes_in_order(shm_dir: Path, reports: Reports) -> None:

@@ -21,7 +21,7 @@ from server.core.effects import DropPoolOffer, Effect, PeerId, ProcessId, SendRe
 from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
-from server.shell.loop import Loop, make_socket
+from server.shell.loop import Loop, ThreadDiedError, make_socket
 from server.shell.reports import (
     DrainAsked,
     Here,
@@ -195,6 +195,61 @@ def test_reports_before_a_request_count_before_it(running: Running) -> None:
         assert f"quiet {number}" in running.core.log
         assert running.core.log.index(f"quiet {number}") < len(running.core.log) - 1
         assert running.core.log[-1] == "request"
+
+
+def test_what_follows_from_a_report_is_done_before_the_next_one(running: Running) -> None:
+    # A piece started for a copier must not go to that copier's successor, whose CopierReady may
+    # wait right behind.
+    core, log = running.core, running.core.log
+
+    def decide(process: ProcessId, now_ns: int) -> None:
+        log.append(f"quiet {process}")
+        core.effects.append(DropPoolOffer(process, cast(Any, b"absent")))
+
+    core.process_quiet = decide  # type: ignore[method-assign]
+    running.loop.actions.perform = lambda effect: log.append("done")  # type: ignore[method-assign]
+
+    def hold(peer: PeerId, frame: bytes) -> None:
+        for number in range(3):  # all at once, as after a long slice or a stopped server
+            running.loop._queue.append(ProcessQuiet(ProcessId(number)))
+
+    core.on_request = hold
+    dealer = running.connect()
+    dealer.send(b"x")
+    assert dealer.recv() == b"echo x"
+    assert wait_until(lambda: log.count("done") == 3)
+    assert log[-6:] == ["quiet 0", "done", "quiet 1", "done", "quiet 2", "done"]
+
+
+def test_a_report_that_fails_does_not_hold_back_those_behind_it(running: Running) -> None:
+    def hold(peer: PeerId, frame: bytes) -> None:
+        running.loop._queue.extend([cast(Report, "nonsense"), ProcessQuiet(ProcessId(7))])
+        running.core.on_request = None
+
+    running.core.on_request = hold
+    dealer = running.connect()
+    dealer.send(b"x")
+    dealer.send(b"y")
+    assert [dealer.recv(), dealer.recv()] == [b"echo x", b"echo y"]
+    log = running.core.log
+    assert log.index("quiet 7") < len(log) - 1 - log[::-1].index("request")
+
+
+def test_without_one_of_its_threads_it_does_not_go_on(short_dir: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = make_socket(context)
+    core, complaints = ScriptedCore(), Complaints()
+    loop = Loop(router, cast(Core, core), deque(), complaints)
+    nothing = cast(Any, None)
+    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, complaints)
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    loop.threads = {"one": lambda: True, "side": thread.is_alive}
+    with pytest.raises(ThreadDiedError, match="side"):
+        loop.run()
+    router.close()
+    context.destroy(linger=0)
 
 
 def test_an_unknown_report_is_counted_and_survived(running: Running) -> None:
