@@ -63,7 +63,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             if running.link.wait_joined(INITIALIZATION_S) is not None:
                 self._desk.connect(INITIALIZATION_S)
                 return
-            why = running.link.refusal or f"no server at {self._engine.settings.server.url} yet"
+            url = self._engine.settings.server.url
+            why = running.link.refusal or f"not registered at {url} yet"
             LOGGER.warning("kvkeep: starting uncached: %s", why)
         except Exception as error:  # noqa: BLE001 - the engine starts uncached
             self._swallowed("initialization", error)

@@ -61,6 +61,7 @@ class Visit:
         self._calls: Calls | None = None
         self._welcome: side.Welcome | None = None
         self._enrolment: Enrolment | None = None
+        self._said: KvkeepError | None = None
         self._early: list[tuple[side.ExtentGiven, int]] = []
         self._is_leaving = False
         self._retire_at_ns: int | None = None
@@ -241,6 +242,8 @@ class Visit:
             self._enter(enrolment, calls, hello, now_ns)
         elif enrolment.stage == Stage.REFUSED and enrolment.error is not None:
             self._refused(enrolment.error)
+        elif enrolment.stage == Stage.IDLE and enrolment.error is not self._said:
+            self._put_off(enrolment.error)
 
     def _is_former_gone(self, calls: Calls, now_ns: int) -> bool:
         """Ends our earlier session with the same server, once its offers must have been loaded."""
@@ -291,6 +294,15 @@ class Visit:
                 f"the server refused this engine's KV cache, so it stays uncached: {error}",
             )
             self._house.membership.refuse(error)
+
+    def _put_off(self, error: KvkeepError | None) -> None:
+        """Says why the engine is uncached for now; after NO_ROOM also what it takes (P17)."""
+        self._said = error
+        if isinstance(error, ReplyError):
+            self._house.journal.report(
+                "registrations_put_off",
+                f"the server cannot take this engine's KV cache yet, trying again: {error}",
+            )
 
     def _retire_others(self, epoch: Epoch, now_ns: int) -> None:
         """Lets go of the extents of servers that are gone, when their offers had their time."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from protocol.extents import ExtentGeometry, cut
 from protocol.ids import ExtentId, Fingerprint, SessionId
+from protocol.limits import MAX_U63
 from server.core.clock import Clock
 from server.core.config import CoreConfig
 from server.core.effects import CreateExtent, GiveExtent, RemoveExtent, TakeExtent
@@ -317,9 +318,12 @@ class Arena:
         return None
 
     def needed_bytes(self, owner: Owner, shard: int) -> int:
-        """Cost of one extent of (owner, shard)."""
-        geometry = self.geometry(owner, shard, self._config.arena_bytes)
-        return geometry.file_bytes if geometry is not None else self._config.arena_bytes + 1
+        """Cost of one extent of (owner, shard), be it more than the whole arena."""
+        for room_bytes in (self._config.arena_bytes, MAX_U63):
+            geometry = self.geometry(owner, shard, room_bytes)
+            if geometry is not None:
+                return geometry.file_bytes
+        raise AssertionError("unlimited room holds one slot")
 
     @property
     def free_bytes(self) -> int:

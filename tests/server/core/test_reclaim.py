@@ -64,8 +64,9 @@ def test_p17_a_registration_without_room_is_told_what_it_needs() -> None:
 def test_a_namespace_whose_chunk_exceeds_the_arena_is_refused() -> None:
     world = World(config(extents=2, slots=4))
     a = world.engine("a", pages=1)
-    with pytest.raises(ReplyError, match="NO_ROOM"):
+    with pytest.raises(ReplyError, match="NO_ROOM") as refused:
         a.register(namespace(page_bytes=64 * PAGE))
+    assert int(refused.value.detail["needed_bytes"]) > 64 * PAGE
 
 
 def test_rule_4_memory_counts_until_every_reader_unmapped_it() -> None:
