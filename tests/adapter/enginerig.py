@@ -53,9 +53,9 @@ def write_model(folder: Path, weights: bytes = b"") -> Path:
     return folder
 
 
-def page_content(tokens: list[int]) -> Any:
+def page_content(tokens: list[int], page_bytes: int = PAGE_BYTES) -> Any:
     """What the page of the last block of ``tokens`` must hold."""
-    digest = shake_128(np.array(tokens, dtype=np.int64).tobytes()).digest(PAGE_BYTES)
+    digest = shake_128(np.array(tokens, dtype=np.int64).tobytes()).digest(page_bytes)
     return np.frombuffer(digest, dtype=np.uint8)
 
 
@@ -91,7 +91,12 @@ class EngineRig:
     """One engine: constructed in two threads, its pool registered."""
 
     def __init__(
-        self, url: str | None, model: Path, num_pages: int = 64, args: Args | None = None
+        self,
+        url: str | None,
+        model: Path,
+        num_pages: int = 64,
+        args: Args | None = None,
+        page_shape: tuple[int, int, int] = PAGE_SHAPE,
     ) -> None:
         self.args = replace(
             args or Args(), model=str(model), kv_connector_config=ConnectorSettings(url)
@@ -107,9 +112,10 @@ class EngineRig:
             thread.join()
         self.scheduler: KvkeepConnectorScheduler = self.made["scheduler"]
         self.worker: KvkeepConnectorWorker = self.made["worker"]
-        self.pool = SharedPool.create(num_pages * PAGE_BYTES)
-        self.pages = self.pool.view.reshape(num_pages, PAGE_BYTES)
-        self.tensor = FakeTensor(self.pool.view.view(np.float32).reshape(num_pages, *PAGE_SHAPE))
+        self.page_bytes = int(np.prod(page_shape)) * 4
+        self.pool = SharedPool.create(num_pages * self.page_bytes)
+        self.pages = self.pool.view.reshape(num_pages, self.page_bytes)
+        self.tensor = FakeTensor(self.pool.view.view(np.float32).reshape(num_pages, *page_shape))
         self.next_id, self.next_page = 1, 0
         self.stream = Stream()
         self.saved: list[int] = []
@@ -178,12 +184,12 @@ class EngineRig:
     def fill(self, tokens: list[int], pages: list[int], first: int) -> None:
         """The forward: pages of the full blocks from ``first`` on."""
         for block in range(first, len(tokens) // SIZE):
-            self.pages[pages[block]] = page_content(tokens[: (block + 1) * SIZE])
+            self.pages[pages[block]] = page_content(tokens[: (block + 1) * SIZE], self.page_bytes)
 
     def check(self, tokens: list[int], pages: list[int], stop: int) -> None:
         """Loaded pages hold what their tokens say, and nothing else was touched."""
         for block in range(stop):
-            expected = page_content(tokens[: (block + 1) * SIZE])
+            expected = page_content(tokens[: (block + 1) * SIZE], self.page_bytes)
             assert np.array_equal(self.pages[pages[block]], expected), block
         for page in pages[stop:]:
             assert (self.pages[page] == 0xFF).all()

@@ -1,7 +1,8 @@
-"""An engine in a process of its own, to be stopped and killed: ``python -m tests.faults.childengine``.
+"""An engine in a process of its own, to be stopped and killed.
 
-Takes one action on the command line, says ``ready`` when it stands where the test wants it, and
-goes on with each line of its standard input. Exit code 0 says that every byte was right.
+``python -m tests.faults.childengine``: takes one action on the command line, says ``ready`` when
+it stands where the test wants it, and goes on with each line of its standard input. Exit code 0
+says that every byte was right.
 """
 
 from __future__ import annotations

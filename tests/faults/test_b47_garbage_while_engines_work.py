@@ -59,7 +59,7 @@ class Work(threading.Thread):
             while not self._over.is_set():
                 self._bystander.check()
                 self.num_rounds += 1
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by stop()
             self.error = error
 
     def stop(self) -> None:

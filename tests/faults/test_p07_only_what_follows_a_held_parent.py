@@ -21,7 +21,7 @@ def test_p07_a_dies_with_blocks_0_to_9_reserved_while_b_stores_10_to_12(
     with engaged(server, make_namespace(model=model)) as other:
         fill(other, 6)
         with ChildEngine(server, model, "reserve") as first:
-            store, reply = other.store(keys, [10, 11, 12], start=10)
+            _, reply = other.store(keys, [10, 11, 12], start=10)
             assert (reply.held, reply.copied) == (0, 0)
             assert reply.stop in (StopReason.BUSY, StopReason.MISSING_PARENT)
             _, from_the_start = other.store(keys, list(range(13)))

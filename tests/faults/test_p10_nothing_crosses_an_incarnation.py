@@ -1,4 +1,4 @@
-"""P10: what was meant for one server has no effect in the next; what CLEAR removed stays removed."""
+"""P10: what was meant for one server does nothing in the next; what CLEAR removed stays removed."""
 
 from __future__ import annotations
 

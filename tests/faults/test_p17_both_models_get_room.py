@@ -24,28 +24,28 @@ from tests.wire.process import ServerProcess
 def test_p17_a_registration_without_room_is_told_the_size(short_dir: Path, shm_dir: Path) -> None:
     """Live engines keep one extent each; one engine too many is told how much it would need."""
     sizes = ("--l1-size", "4M", "--extent-size", "2M")
-    with ServerProcess(short_dir, shm_dir / "a", *sizes) as server:
-        with (
-            engaged(server, make_namespace(model="p17/a")) as a,
-            engaged(server, make_namespace(model="p17/b")) as b,
-            engaged(server, make_namespace(model="p17/c"), register=False) as crowded,
-        ):
-            with pytest.raises(ReplyError) as caught:
-                crowded.register()
-            error = caught.value
-            assert error.code == ErrorCode.NO_ROOM
-            assert error.retryable
-            assert int(error.detail["needed_bytes"]) > 0
-            assert error.detail["arena_bytes"] == 4 << 20
-            for engine, seed in ((a, 1), (b, 2)):
-                fill(engine, seed)
-                keys = make_keys(seed, 64)
-                assert engine.save(keys, list(range(64))) == 64
-                assert np.array_equal(read_all(engine, keys), engine.pages)
-            b.wire.call(Unregister(session=b.session), Done)
-            b.session = 0
-            crowded.register()  # now there is room, on the same connections
-            assert crowded.save(make_keys(3, 8), list(range(8))) == 8
+    with (
+        ServerProcess(short_dir, shm_dir / "a", *sizes) as server,
+        engaged(server, make_namespace(model="p17/a")) as a,
+        engaged(server, make_namespace(model="p17/b")) as b,
+        engaged(server, make_namespace(model="p17/c"), register=False) as crowded,
+    ):
+        with pytest.raises(ReplyError) as caught:
+            crowded.register()
+        error = caught.value
+        assert error.code == ErrorCode.NO_ROOM
+        assert error.retryable
+        assert int(error.detail["needed_bytes"]) > 0
+        assert error.detail["arena_bytes"] == 4 << 20
+        for engine, seed in ((a, 1), (b, 2)):
+            fill(engine, seed)
+            keys = make_keys(seed, 64)
+            assert engine.save(keys, list(range(64))) == 64
+            assert np.array_equal(read_all(engine, keys), engine.pages)
+        b.wire.call(Unregister(session=b.session), Done)
+        b.session = 0
+        crowded.register()  # now there is room, on the same connections
+        assert crowded.save(make_keys(3, 8), list(range(8))) == 8
 
 
 def test_p17_a_model_whose_one_chunk_exceeds_the_arena(short_dir: Path, shm_dir: Path) -> None:
