@@ -152,9 +152,7 @@ class Operations:
         slots.state[numbers] = np.where(read, ZOMBIE, FREE)
         extent.num_held -= int(numbers.size)
         self._outbox.add(VoidRecords(extent.extent, slots.local[numbers]))
-        idle = numbers[~read]
-        slots.generation[idle] = 0
-        extent.free += idle.tolist()
+        extent.free += numbers[~read].tolist()
 
     # --- DELETE ---------------------------------------------------------------------------
 
@@ -208,7 +206,6 @@ class Operations:
         for extent in sorted(set(extents.tolist())):
             mine = numbers[extents == extent]
             self._outbox.add(VoidRecords(ExtentId(extent), self._slots.local[mine]))
-        self._slots.generation[numbers[self._slots.state[numbers] == FREE]] = 0
 
     # --- INSPECT, PIN, UNPIN --------------------------------------------------------------
 

@@ -257,7 +257,7 @@ class Plans:
         if dirty.size:
             self._slots.generation[dirty] = 0
             for extent, part in self._by_extent(dirty):
-                self._outbox.add(VoidRecords(extent, self._slots.local[part]))
+                self._outbox.add(VoidRecords(extent, self._slots.local[part], reused=True))
 
     def _by_extent(self, slots: NDArray[np.int64]) -> list[tuple[ExtentId, NDArray[np.int64]]]:
         extents = self._slots.extent[slots]

@@ -273,11 +273,12 @@ class Registry:
         del self._pending[session.session]
         session.is_ready = True
         owner = session.owner
+        # One that is being emptied may stay after all; it is taken back like any other if not.
         extents = [
             extent
             for shard in session.shards
             for extent in owner.extents[shard]
-            if extent.phase is Phase.LIVE
+            if extent.phase in (Phase.LIVE, Phase.EMPTYING)
         ]
         self._outbox.counters["registrations"] += 1
         self._outbox.reply(

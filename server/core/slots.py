@@ -33,7 +33,8 @@ class SlotTable:
         state: uint8[capacity], FREE, RESERVED, HELD or ZOMBIE.
         pins: int32[capacity], readers that may still read the slot.
         node: int32[capacity], index node, or NO_NODE.
-        generation: uint64[capacity], of the record in the file, 0 when it is void.
+        generation: uint64[capacity], as the slot's record in the file carries it: 0 before the
+            first publish, and from the moment a STORE takes the slot again.
         extent: uint32[capacity], id of the slot's extent, 0 for none.
         local: uint32[capacity], index within the extent.
         state_of: the same memory as ``state``, quicker for one element.

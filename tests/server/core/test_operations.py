@@ -29,6 +29,23 @@ def test_clear_voids_records_and_frees_slots() -> None:
     assert a.save(keys) == 20
 
 
+def test_a_forgotten_slot_keeps_its_generation_while_read_and_loses_it_when_reused() -> None:
+    world = World(config(extents=1, slots=4))
+    a = engine(world)
+    a.save(chain("x", 4))
+    found = a.lookup(chain("x", 2))
+    a.retrieve(chain("x", 2), found.lease, 0, 2)
+    a.ask(m.Clear(fingerprint=NAME))
+    world.check_claims()  # the readers of two forgotten slots find the generations they were told
+    voids = [effect for effect in world.log if isinstance(effect, fx.VoidRecords)]
+    assert [effect.reused for effect in voids] == [False]
+    a.release(found.lease)
+    assert a.save(chain("y", 4)) == 4
+    voids = [effect for effect in world.log if isinstance(effect, fx.VoidRecords)][1:]
+    assert all(effect.reused for effect in voids)
+    assert sorted(slot for effect in voids for slot in effect.slots.tolist()) == [0, 1, 2, 3]
+
+
 def test_clear_of_one_namespace_spares_the_others() -> None:
     world = World(config())
     a, b = engine(world), world.engine("b")

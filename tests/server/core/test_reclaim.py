@@ -46,6 +46,30 @@ def test_p17_two_models_alternate_in_an_arena_too_small_for_both() -> None:
     assert hits["b"] > 100
 
 
+def test_who_registers_while_an_extent_is_being_emptied_is_given_it() -> None:
+    # The attempt may fail, and the extent stays: what it holds is offered to every engine then.
+    world = World(config(extents=2, slots=600))
+    a = world.engine("a", pages=600)
+    a.register(namespace())
+    keys = chain("x", 600)
+    assert a.save(keys) == 600
+    found = a.lookup(keys[:8])  # bars the eviction of the first eight
+    state = world.core._state
+    extent = min(state.arena.extents.values(), key=lambda one: one.extent)
+    steps = state.reclaimer._empty(extent)
+    next(steps)
+    assert extent.phase.name == "EMPTYING"
+    b = world.engine("b")
+    b.register(namespace())
+    for _ in steps:
+        pass
+    assert extent.phase.name == "LIVE"
+    leased = b.lookup(keys[:8])
+    assert leased.ready == 8
+    b.retrieve(keys[:8], leased.lease, 0, 8)  # checks that every reader has it mapped
+    assert a.release(found.lease) is not None
+
+
 def test_p17_a_registration_without_room_is_told_what_it_needs() -> None:
     world = World(config(extents=2, slots=4))
     a, b = world.engine("a"), world.engine("b")

@@ -63,6 +63,7 @@ class ExtentShadow:
     geometry: ExtentGeometry
     content: list[list[Label | str]]
     records: list[NDArray[Any] | None]
+    generations: list[int]
     removed: bool = False
 
 
@@ -143,8 +144,12 @@ class World:
             engine.receive(effect)
 
     def _void(self, effect: fx.VoidRecords) -> None:
+        shadow = self.extents[effect.extent]
         for slot in effect.slots.tolist():
-            self.extents[effect.extent].records[slot] = None
+            shadow.records[slot] = None
+            if effect.reused:
+                assert (effect.extent, slot) not in self.claimed(), "reused while read"
+                shadow.generations[slot] = 0
 
     def _later(self, effect: Any, at_once: bool, act: Callable[[Any], None]) -> None:
         if at_once:
@@ -160,6 +165,7 @@ class World:
                 geometry,
                 [[None] * parts for _ in range(geometry.num_slots)],
                 [None] * geometry.num_slots,
+                [0] * geometry.num_slots,
             )
         self.core.extent_created(geometry.extent, error, self.now_ns)
 
@@ -191,6 +197,7 @@ class World:
         claimed = self.claimed()
         for slot, part in self.targets(job):
             assert shadow.records[slot] is None, "a copy over a published record"
+            assert not shadow.generations[slot], "a late reader's check would miss this copy"
             assert (job.extent, slot) not in claimed, "a copy over what somebody reads"
             shadow.content[slot][part] = "torn"
         self.jobs[job.job] = job
@@ -218,6 +225,7 @@ class World:
             for part in shadow.content[slot]:
                 assert part == (key, shard), f"published {part} under {key!r}"
             shadow.records[slot] = row.copy()
+            shadow.generations[slot] = int(row["generation"])
 
     def remove(self, extent: int) -> None:
         shadow = self.extents[extent]
@@ -243,6 +251,7 @@ class World:
                 for claim in claims:
                     shadow = self.extents[claim.extent]
                     assert not shadow.removed
+                    assert shadow.generations[claim.slot] == claim.generation, "a check fails"
                     for part in shadow.content[claim.slot]:
                         assert part == (claim.key, claim.shard), "bytes changed under a reader"
 
