@@ -43,6 +43,19 @@ class SaveNames:
 
 
 @dataclass(frozen=True)
+class LastWord:
+    """What is known of a request when the host says that it finished.
+
+    Attributes:
+        valid_chunks: whole chunks of it that forwards computed which ended well.
+        names: chunks that no report named before; None for none.
+    """
+
+    valid_chunks: int
+    names: SaveNames | None = None
+
+
+@dataclass(frozen=True)
 class LoadOrder:
     """Chunks to be in the pool before this iteration's forward.
 

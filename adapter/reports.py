@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adapter.identity import Geometry
-from adapter.metadata import ConnectorMetadata, LoadOrder, SaveNames
+from adapter.metadata import ConnectorMetadata, LastWord, LoadOrder, SaveNames
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 
@@ -144,12 +144,36 @@ def _advance(
     position is one behind under overlap), and no more than all known ones after it. Source: host
     contract §3, "Positions".
     """
-    chunk_tokens, chunk = geometry.chunk_tokens, geometry.chunk_blocks
+    chunk_tokens = geometry.chunk_tokens
     draft.alive.append(state.key)
     draft.valid.append(min(before, len(state.tokens)) // chunk_tokens)
     after = min(before + scheduled, len(state.tokens)) // chunk_tokens
+    names = _name(state, after, geometry)
+    if names is not None:
+        draft.names.append(names)
+
+
+def last_word(state: RequestState, tokens: Sequence[int], geometry: Geometry) -> LastWord:
+    """What is computed of a request that finished, and what no report has named.
+
+    The token sampled last was never fed. Under overlap the reports lag behind, so a block that the
+    last forward completed may be named here first. Source: host contract §3, "Positions".
+
+    Args:
+        state: of the request; takes in the tokens that were not reported.
+        tokens: all of its tokens now.
+        geometry: block and chunk sizes.
+    """
+    state.tokens += tokens[len(state.tokens) :]
+    valid = max(0, len(tokens) - 1) // geometry.chunk_tokens
+    return LastWord(valid, _name(state, valid, geometry))
+
+
+def _name(state: RequestState, after: int, geometry: Geometry) -> SaveNames | None:
+    """Names the chunks before ``after`` that were not named yet."""
+    chunk = geometry.chunk_blocks
     if state.chain is None or after <= state.named_chunks:
-        return
+        return None
     hashed = state.extend_chain() // chunk
     start, stop = state.named_chunks, min(after, hashed, len(state.pages) // chunk)
     pages = np.array(state.pages[start * chunk : stop * chunk], dtype=np.int32)
@@ -158,18 +182,16 @@ def _advance(
         stop = start + int(missing[0]) // chunk
         pages = pages[: (stop - start) * chunk]
     if stop <= start:
-        return
-    draft.names.append(
-        SaveNames(
-            request_id=state.facts.request_id,
-            key=state.key,
-            first_chunk=start,
-            parent=state.parent_key(start, chunk),
-            keys=state.chunk_keys(start, stop, chunk),
-            pages=pages,
-        )
-    )
+        return None
     state.named_chunks = stop
+    return SaveNames(
+        request_id=state.facts.request_id,
+        key=state.key,
+        first_chunk=start,
+        parent=state.parent_key(start, chunk),
+        keys=state.chunk_keys(start, stop, chunk),
+        pages=pages,
+    )
 
 
 def _handed_out(pages: Sequence[int], first_new: int) -> list[int]:

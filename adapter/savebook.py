@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from adapter.metadata import ConnectorMetadata, SaveNames
+from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
 from adapter.saveentry import Mark, Stage
 from adapter.saveledger import SaveLedger
 
@@ -56,8 +56,8 @@ class SaveBook:
     def finished(self, request_ids: Iterable[int], mark: Mark | None, now_s: float) -> None:
         """The host announces finished requests whose pages it keeps for us.
 
-        They were computed to the end, since a token was sampled from them, and their pages stay
-        theirs until we report them.
+        They were computed as far as ``hold`` was told, and their pages stay theirs until we report
+        them.
 
         Args:
             request_ids: the host's ids; each comes out of ``take_saved`` once.
@@ -70,17 +70,28 @@ class SaveBook:
                 self._ledger.report(request_id)
             elif entry.held_since_s is None:
                 entry.held_since_s = now_s
-                entry.confirm(entry.named, mark)
+                entry.confirm(entry.last_chunks, mark)
                 self._ledger.note(entry)
 
-    def outstanding(self, key: int) -> bool:
-        """Whether a request has saves that holding its pages would let succeed.
+    def hold(self, key: int, request_id: int, num_pages: int, last: LastWord) -> bool:
+        """Whether holding a finished request's pages would let saves succeed, and is allowed.
+
+        What was named for a forward that then failed is not computed, although its request may be
+        announced as finished: only ``last`` tells.
 
         Args:
             key: our number of the request.
+            request_id: the host's id.
+            num_pages: all pages of the request.
+            last: how far it was computed.
         """
+        if last.names is not None:
+            self._name(last.names)
         entry = self._ledger.find(key)
-        return entry is not None and not entry.ended and entry.is_outstanding
+        if entry is None or entry.ended or not entry.is_outstanding(last.valid_chunks):
+            return False
+        entry.last_chunks = last.valid_chunks
+        return self._ledger.hold(request_id, num_pages)
 
     def abandon(self) -> None:
         """Withdraws everything: the engine's reports made no sense, or the engine ends."""

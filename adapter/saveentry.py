@@ -37,6 +37,22 @@ class Mark(Protocol):
         """Whether everything queued before it is done."""
 
 
+class LostMark:
+    """A point that could not be recorded: nothing before it is known to have run."""
+
+    def __init__(self, error: Exception) -> None:
+        """Keeps why."""
+        self._error = error
+
+    def query(self) -> bool:
+        """Never answers.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("the stream took no mark") from self._error
+
+
 class SaveEntry:
     """One request's saves. All positions are chunk ordinals.
 
@@ -55,6 +71,7 @@ class SaveEntry:
         copied_bind: number of the last bind before its copy was seen complete.
         copied_s: when that was.
         alive_bind: number of the last bind that named the request alive.
+        last_chunks: chunks that were computed when the request finished.
         held_since_s: when the host announced that it holds the pages, else None.
         ended: the pages are no longer the request's.
     """
@@ -82,6 +99,7 @@ class SaveEntry:
         self.copied_bind = 0
         self.copied_s = 0.0
         self.alive_bind = 0
+        self.last_chunks = 0
         self.held_since_s: float | None = None
         self.ended = False
         self._first = first_chunk
@@ -111,12 +129,16 @@ class SaveEntry:
             return 0
         return max(0, self.passed - self.next_chunk)
 
-    @property
-    def is_outstanding(self) -> bool:
-        """Whether anything named is neither held by the server nor given up."""
+    def is_outstanding(self, upto: int) -> bool:
+        """Whether anything named is neither held by the server nor given up.
+
+        Args:
+            upto: chunks before this ordinal are known to be computed.
+        """
         if self.stage is not Stage.IDLE:
             return True
-        return self.named > self.next_chunk and self.named >= self.retry_at
+        upto = min(upto, self.named)
+        return upto > self.next_chunk and upto >= self.retry_at
 
     def add(self, keys: bytes, pages: NDArray[np.int32], ticks: NDArray[np.int64]) -> None:
         """Names further chunks.

@@ -20,7 +20,7 @@ from adapter.channel import Channel, Completion
 from adapter.identity import Geometry
 from adapter.journal import Journal
 from adapter.link import Joined, Link
-from adapter.metadata import ConnectorMetadata
+from adapter.metadata import ConnectorMetadata, LastWord
 from adapter.savebook import SaveBook
 from adapter.saveentry import Mark
 from adapter.saveflow import SaveFlow, Settlement, StoreOrder
@@ -103,13 +103,14 @@ class Saver:
             self._book.finished(request_ids, mark, time.monotonic())
         self._wake.set()
 
-    def hold(self, key: int, request_id: int, num_pages: int) -> bool:
+    def hold(self, key: int, request_id: int, num_pages: int, last: LastWord) -> bool:
         """Whether a finished request's pages are to be kept for its saves, and may be.
 
         Args:
             key: our number of the request.
             request_id: the host's id.
             num_pages: all pages of the request.
+            last: how far it was computed, and what was not named before.
 
         Returns:
             True if so; the id then comes out of ``take_saved`` after ``finished`` named it.
@@ -117,7 +118,7 @@ class Saver:
         if self._is_off or self._link.joined is None or self._link.is_breaker_open:
             return False
         with self._lock:
-            return self._book.outstanding(key) and self._ledger.hold(request_id, num_pages)
+            return self._book.hold(key, request_id, num_pages, last)
 
     def take_saved(self) -> list[int]:
         """Ids whose pages the host may have back; each once."""

@@ -20,7 +20,7 @@ from adapter.facts import facts_of
 from adapter.metadata import ConnectorMetadata
 from adapter.offers import Answer, IterationBudget, OfferDesk
 from adapter.promises import load_window
-from adapter.reports import build_metadata
+from adapter.reports import build_metadata, last_word
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.trtllm_api import KvCacheConnectorScheduler
@@ -253,14 +253,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         state = table.find(int(request.request_id))
         if state is None or state.finished:
             return False
-        num_tokens = len(request.get_tokens(0))
-        num_pages = len(cache_block_ids or ())
-        keep = (
-            state.reported
-            and num_pages > 0
-            and num_tokens > state.prompt_tokens
-            and running.saver.hold(state.key, state.facts.request_id, num_pages)
-        )
+        num_pages, keep = len(cache_block_ids or ()), False
+        tokens = request.get_tokens(0) if state.reported and num_pages else ()
+        if len(tokens) > state.prompt_tokens:
+            last = last_word(state, tokens, running.geometry)
+            keep = running.saver.hold(state.key, state.facts.request_id, num_pages, last)
         table.finish(state)
         if not keep:
             table.ended.append(state.key)

@@ -24,7 +24,7 @@ from adapter.identity import PoolShape, UncachedError, derive
 from adapter.link import Link
 from adapter.metadata import ConnectorMetadata, LoadOrder
 from adapter.pages import SharedPool, find_pool
-from adapter.saveentry import Mark
+from adapter.saveentry import LostMark, Mark
 from adapter.saver import Saver
 from adapter.trtllm_api import KvCacheConnectorWorker
 from protocol.errors import ConfigError, ErrorCode
@@ -190,9 +190,15 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         Args:
             stream: the engine's main stream (M). Source: host contract §5.
         """
-        if self._saver is not None:
+        if self._saver is None:
+            return
+        try:
             record = getattr(stream, "record_event", None)
             self._mark = record() if record is not None else None
+        except Exception as error:  # noqa: BLE001 - raising here would fail the whole batch
+            # The mark before this one says nothing of the forward just launched.
+            self._mark = LostMark(error)
+            self._engine.journal.report("marks_lost", f"kvkeep: a save is dropped: {error!r}")
 
     def get_finished(
         self, finished_gen_req_ids: Sequence[int], started_loading_req_ids: Sequence[int]

@@ -1,8 +1,9 @@
 """A host and a server in miniature, driven at random, to try the two-phase saves against.
 
 The host allocates pages from a LIFO list, queues forwards that run later and in order, chunks
-prefills, trims chunks late, lets hidden dummies write to free pages, generates with an overlap
-lag, finishes, cancels without a callback, and hands freed pages out again at once. The server
+prefills, trims chunks late, lets hidden dummies write to free pages, generates with or without an
+overlap lag, finishes, cancels without a callback, ends all requests after a forward that failed,
+as early hosts do, with one, and hands freed pages out again at once. The server
 reads pages one by one at any time between a STORE and its answer. What it publishes must be what
 the key says; ``publish`` checks that.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from adapter.reports import build_metadata
+from adapter.reports import build_metadata, last_word
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.savebook import SaveBook
@@ -61,6 +62,7 @@ class SaveHost:
 
     def __init__(self, seed: int, chunk: int = 1, num_pages: int = 24) -> None:
         self.rng = random.Random(seed)
+        self.lag = self.rng.randrange(2)  # 0: the overlap scheduler is off
         self.geometry = geometry(SIZE, chunk, num_pages)
         self.chunk = chunk
         self.ledger = SaveLedger(num_pages, chunk, 50)
@@ -108,13 +110,16 @@ class SaveHost:
             writes.append((one, scheduled - trimmed))
         metadata = build_metadata(self.table, output, self.iteration, self.now_s)
         self.book.bound(metadata, self.last_mark)
-        if batch and self.rng.random() < 0.9:  # else the forward is skipped after all
+        failed = not self.lag and batch and self.rng.random() < 0.05
+        if failed:
+            self._fail(poison, writes)
+        elif batch and self.rng.random() < 0.9:  # else the forward is skipped after all
             self._launch(poison, writes)
         elif poison:
             self._launch(poison, [])
-        while len(self.stream) > 1:  # the samples of the batch before are awaited
+        while len(self.stream) > self.lag:  # the samples of the batch before are awaited
             self.run_forward()
-        gone = [one for one in self.live if self._is_over(one)]
+        gone = [one for one in self.live if failed or self._is_over(one)]
         for one in gone:
             self._finish(one)
         for one in list(self.live):
@@ -159,7 +164,8 @@ class SaveHost:
 
     def _report(self, one: Live, scheduled: int, output: Output) -> None:
         is_context = one.cursor < len(one.prompt)
-        known = len(one.prompt) if is_context else max(len(one.prompt), len(one.all_tokens) - 1)
+        known = len(one.all_tokens) - (0 if is_context else self.lag)
+        known = max(len(one.prompt), known)
         computed = one.cursor if is_context else known - 1
         fresh = one.all_tokens[one.known : known]
         pages = one.pages[one.reported_pages :]
@@ -187,6 +193,15 @@ class SaveHost:
         self.stream.append((writes, mark))
         self.last_mark = mark
 
+    def _fail(self, poison: list[tuple[int, Any]], work: list[tuple[Live, int]]) -> None:
+        """A forward that raises leaves anything in its pages; nobody marks its end."""
+        for page, value in poison:
+            self.contents[page] = value
+        for one, count in work:
+            stop = min(one.cursor + count, len(one.pages) * SIZE)
+            for block in range(one.cursor // SIZE, -(-stop // SIZE)):
+                self.contents[one.pages[block]] = ("failed", self.iteration)
+
     def _keys(self, one: Live) -> list[bytes]:
         state = RequestTable(self.geometry).admit(facts(1, one.all_tokens), 1, 0.0)
         blob = state.chunk_keys(0, len(one.all_tokens) // SIZE, 1)
@@ -204,8 +219,12 @@ class SaveHost:
         keep = (
             state.reported
             and len(one.all_tokens) > len(one.prompt)
-            and self.book.outstanding(state.key)
-            and self.ledger.hold(one.request_id, len(one.pages))
+            and self.book.hold(
+                state.key,
+                one.request_id,
+                len(one.pages),
+                last_word(state, one.all_tokens, self.geometry),
+            )
         )
         self.table.finish(state)
         if keep:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.metadata import ConnectorMetadata
-from adapter.reports import build_metadata
+from adapter.metadata import ConnectorMetadata, LastWord
+from adapter.reports import build_metadata, last_word
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from tests.adapter.hostlike import Output, Report, facts, geometry, offer, standing, tokens
@@ -218,3 +218,27 @@ def test_frontiers_never_pass_what_was_computed(
         check(build(table, output), total)
     final = np.array(state.tokens)
     assert np.array_equal(final, prompt + known)
+
+
+def test_a_block_completed_by_the_last_forward_under_overlap_is_named_at_the_end() -> None:
+    prompt = tokens(6)
+    table, state = table_with(prompt=prompt)
+    build(table, first(0, 6, prompt))
+    build(table, later([], [], 5), 2)
+    build(table, later([5], [], 6), 3)  # feeds token 7, which no report has shown
+    last = last_word(state, [*prompt, 5, 7, 9], table.geometry)
+    assert last.valid_chunks == 2
+    assert last.names is not None
+    assert (last.names.first_chunk, last.names.pages.tolist()) == (1, [11])
+    assert last.names.keys == RequestTable(geometry(4)).admit(
+        facts(2, [*prompt, 5, 7]), 1, 0.0
+    ).chunk_keys(1, 2, 1)
+    again = last_word(state, [*prompt, 5, 7, 9], table.geometry)
+    assert again == LastWord(2, None)
+
+
+def test_the_token_sampled_last_completes_nothing() -> None:
+    prompt = tokens(6)
+    table, state = table_with(prompt=prompt)
+    build(table, first(0, 6, prompt))
+    assert last_word(state, [*prompt, 5, 7], table.geometry) == LastWord(1, None)

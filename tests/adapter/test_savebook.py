@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from adapter.metadata import LastWord
 from protocol.messages import StopReason
 from tests.adapter.hostlike import FakeMark
 from tests.adapter.test_saveflow import Rig
@@ -17,8 +19,8 @@ def rig() -> Rig:
 def test_names_alone_send_nothing(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1, 2]), alive={7: 0})
     assert rig.flow.next_stores(9) == []
-    assert rig.book.outstanding(7)
-    assert not rig.book.outstanding(8)
+    assert rig.outstanding(7)
+    assert not rig.outstanding(8)
 
 
 def test_only_what_was_computed_before_is_sent(rig: Rig) -> None:
@@ -71,8 +73,35 @@ def test_pages_outside_the_pool_are_nonsense(rig: Rig) -> None:
 
 def test_abandon_gives_held_pages_back(rig: Rig) -> None:
     rig.copying()
-    assert rig.ledger.hold(107, 2)
+    assert rig.hold(7, 2)
     rig.book.finished([107], None, 0.0)
     rig.book.abandon()
     assert rig.ledger.take_saved() == [107]
     assert rig.ledger.num_held_pages == 0
+
+
+def test_what_a_failed_forward_left_is_not_saved_with_a_finished_request(rig: Rig) -> None:
+    # Early hosts call request_finished for requests whose forward raised (host contract §6).
+    rig.bind(rig.name(7, 0, [1, 2]), alive={7: 1})  # chunk 1 is this forward's, and it raises
+    assert rig.hold(7, 2, valid=1)
+    rig.book.finished([107], FakeMark(), 0.0)
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 1
+    rig.flow.copied(7, 1, 0, StopReason.NONE, 0.0)
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_nothing_is_held_for_what_was_not_computed(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    assert not rig.hold(7, 1, valid=0)
+    assert rig.ledger.num_held_pages == 0
+
+
+def test_the_last_word_may_name_what_no_report_did(rig: Rig) -> None:
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    last = LastWord(2, rig.name(7, 1, [2]))
+    assert rig.book.hold(7, 107, 2, last)
+    rig.book.finished([107], None, 0.0)
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 2
+    assert order.pages == np.array([1, 2], dtype="<i4").tobytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapter.saveentry import MAX_STALLS, SaveEntry, Stage
+from adapter.saveentry import MAX_STALLS, LostMark, SaveEntry, Stage
 from tests.adapter.hostlike import FakeMark
 
 
@@ -80,7 +80,7 @@ def test_stalls_are_limited() -> None:
         assert one.num_ready == 0
         one.confirm(3 + count, None)
     assert one.num_ready == 0
-    assert not one.is_outstanding
+    assert not one.is_outstanding(one.named)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,8 @@ def test_outstanding(next_chunk: int, stage: Stage, expected: bool) -> None:
     one = entry(1)
     one.confirm(1, None)
     one.next_chunk, one.stage = next_chunk, stage
-    assert one.is_outstanding == expected
+    assert one.is_outstanding(one.named) == expected
+    assert one.is_outstanding(0) == (stage is not Stage.IDLE)
 
 
 @pytest.mark.parametrize("stage", list(Stage))
@@ -102,3 +103,11 @@ def test_start_over(stage: Stage) -> None:
     one.start_over()
     assert (one.stage, one.next_chunk, one.copied) == (Stage.IDLE, 0, 0)
     assert one.num_ready == (4 if stage is Stage.IDLE else 0)
+
+
+def test_a_lost_mark_confirms_nothing() -> None:
+    one = entry()
+    one.confirm(4, LostMark(RuntimeError("no event")))
+    one.pass_gates()
+    assert one.ended
+    assert one.num_ready == 0

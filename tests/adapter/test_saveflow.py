@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapter.metadata import ConnectorMetadata, SaveNames
+from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
 from adapter.savebook import SaveBook
 from adapter.saveflow import MAX_COPYING, MAX_UNSETTLED, PROOF_S, SaveFlow
 from adapter.saveledger import HOLD_S, SaveLedger
@@ -16,6 +16,7 @@ from tests.adapter.hostlike import FakeMark
 from tests.adapter.savehost import SaveHost
 
 OK = StopReason.NONE
+ALL = 1 << 30
 
 
 class Rig:
@@ -49,6 +50,13 @@ class Rig:
             ended=np.array(ended, dtype=np.int64),
         )
         self.book.bound(metadata, mark)
+
+    def hold(self, key: int, num_pages: int, valid: int = ALL) -> bool:
+        return self.book.hold(key, 100 + key, num_pages, LastWord(valid))
+
+    def outstanding(self, key: int) -> bool:
+        entry = self.ledger.find(key)
+        return entry is not None and not entry.ended and entry.is_outstanding(entry.named)
 
     def copying(self, pages: tuple[int, ...] = (1, 2)) -> None:
         """Request 7 named, confirmed and sent as STORE 70."""
@@ -116,7 +124,7 @@ def test_a_sign_of_life_during_the_copy_is_not_enough(rig: Rig) -> None:
 
 def test_held_pages_are_committed_at_once(rig: Rig) -> None:
     rig.copying()
-    assert rig.ledger.hold(107, 2)
+    assert rig.hold(7, 2)
     rig.book.finished([107], None, 0.0)
     rig.flow.copied(7, 0, 2, OK, 0.0)
     (commit,) = rig.flow.next_settlements(0.0)
@@ -177,9 +185,9 @@ def test_a_stopped_save_is_dropped_and_tried_again_only_with_more(
     rig.copying()
     rig.flow.copied(7, 0, 0, stop, 0.0)
     assert rig.flow.next_stores(100) == []
-    assert not rig.book.outstanding(7)
+    assert not rig.outstanding(7)
     rig.bind(rig.name(7, 2, [3]), alive={7: 2})
-    assert rig.book.outstanding(7)
+    assert rig.outstanding(7)
     rig.bind(alive={7: 3})
     (order,) = rig.flow.next_stores(100)
     assert (order.first_chunk, order.num_chunks) == (0, 3)  # the hole heals
@@ -189,12 +197,12 @@ def test_a_stopped_save_is_dropped_and_tried_again_only_with_more(
         rig.bind(alive={7: 99})
         rig.flow.next_stores(100)
     assert rig.ledger.counts[f"saves_stopped_{stop.name.lower()}"] == 3
-    assert not rig.book.outstanding(7)
+    assert not rig.outstanding(7)
 
 
 def test_a_refused_request_drops_its_save(rig: Rig) -> None:
     rig.copying()
-    assert rig.ledger.hold(107, 2)
+    assert rig.hold(7, 2)
     rig.book.finished([107], None, 0.0)
     rig.flow.failed(7, 0.0)
     assert rig.ledger.take_saved() == [107]
@@ -206,7 +214,7 @@ def test_a_lost_server_gives_held_pages_back_and_the_living_begin_anew(rig: Rig)
     rig.bind(alive={7: 2, 8: 2})
     rig.flow.next_stores(100)
     rig.flow.sent(8, 80)
-    assert rig.ledger.hold(108, 2)
+    assert rig.hold(8, 2)
     rig.book.finished([108], None, 0.0)
     assert sorted(rig.flow.server_lost(0.0)) == [70, 80]
     assert rig.ledger.take_saved() == [108]
@@ -219,7 +227,7 @@ def test_a_lost_server_gives_held_pages_back_and_the_living_begin_anew(rig: Rig)
 def test_without_a_server_nothing_is_held(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})
     rig.bind(alive={7: 1})
-    assert rig.ledger.hold(107, 1)
+    assert rig.hold(7, 1)
     rig.book.finished([107], None, 0.0)
     rig.flow.give_up_held()
     assert rig.ledger.take_saved() == [107]
@@ -227,7 +235,7 @@ def test_without_a_server_nothing_is_held(rig: Rig) -> None:
 
 def test_holding_ends_in_time_even_if_the_stream_never_passes(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})
-    assert rig.ledger.hold(107, 1)
+    assert rig.hold(7, 1)
     rig.book.finished([107], FakeMark(is_done=False), 0.0)
     assert rig.flow.next_stores(100) == []
     rig.flow.expire(HOLD_S)
@@ -238,7 +246,7 @@ def test_holding_ends_in_time_even_if_the_stream_never_passes(rig: Rig) -> None:
 
 def test_a_failed_stream_confirms_nothing(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})
-    assert rig.ledger.hold(107, 1)
+    assert rig.hold(7, 1)
     rig.book.finished([107], FakeMark(error=RuntimeError("illegal access")), 0.0)
     assert rig.flow.next_stores(100) == []
     assert rig.ledger.take_saved() == [107]

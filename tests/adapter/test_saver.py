@@ -14,7 +14,7 @@ import pytest
 from adapter.identity import Geometry
 from adapter.journal import Journal
 from adapter.link import Link
-from adapter.metadata import ConnectorMetadata, SaveNames
+from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
 from adapter.saver import Saver
 from protocol.errors import ErrorCode, RequestError
 from protocol.layout import PAGE_DTYPE
@@ -23,6 +23,7 @@ from tests.adapter.hostlike import FakeMark
 from tests.adapter.linking import joined_link
 from tests.adapter.responder import PAGE_BYTES, Responder, until
 
+ALL = LastWord(1 << 30)
 GEO = Geometry(tokens_per_block=4, chunk_blocks=1, num_pages=16, page_bytes=PAGE_BYTES)
 
 
@@ -88,12 +89,12 @@ def test_store_then_proof_then_commit(server: Responder, saver: Saver) -> None:
 
 def test_held_pages_are_committed_and_given_back_once(server: Responder, saver: Saver) -> None:
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.finished([107], None)
     assert until(saver.take_saved) == [107]
     assert len(server.bodies(Op.COMMIT)) == 1
     assert saver.take_saved() == []
-    assert not saver.hold(7, 107, 2)
+    assert not saver.hold(7, 107, 2, ALL)
 
 
 def test_nothing_is_sent_before_the_stream_has_passed(server: Responder, saver: Saver) -> None:
@@ -118,7 +119,7 @@ def test_a_refused_store_gives_the_pages_back(
 ) -> None:
     server.handlers[Op.STORE] = refuse(code)
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.finished([107], None)
     assert until(saver.take_saved) == [107]
     assert server.bodies(Op.COMMIT) == []
@@ -130,7 +131,7 @@ def test_a_stopped_store_gives_the_pages_back(
 ) -> None:
     server.handlers[Op.STORE] = lambda _: StoreReply(held=0, copied=0, stop=stop)
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.finished([107], None)
     assert until(saver.take_saved) == [107]
 
@@ -138,7 +139,7 @@ def test_a_stopped_store_gives_the_pages_back(
 def test_a_cleared_commit_counts_as_stopped(server: Responder, saver: Saver) -> None:
     server.handlers[Op.COMMIT] = lambda _: CommitReply(published=0, stop=StopReason.CLEARED)
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.finished([107], None)
     assert until(saver.take_saved) == [107]
     assert counted(saver, "saves_stopped_cleared") == 1
@@ -147,19 +148,19 @@ def test_a_cleared_commit_counts_as_stopped(server: Responder, saver: Saver) -> 
 def test_a_forgetful_server_loses_what_is_in_flight(server: Responder, saver: Saver) -> None:
     server.handlers[Op.COMMIT] = refuse(ErrorCode.UNKNOWN_SESSION)
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.finished([107], None)
     assert until(saver.take_saved) == [107]
     assert counted(saver, "saves_dropped_server_lost") == 1
     assert counted(saver, "chunks_saved") == 0
     until(lambda: saver._joined is None)  # the link joins again in its own time
-    assert not saver.hold(7, 107, 2)
+    assert not saver.hold(7, 107, 2, ALL)
 
 
 def test_held_pages_come_back_when_the_server_is_gone(server: Responder, saver: Saver) -> None:
     server.mute.add(Op.STORE)
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.finished([107], None)
     until(lambda: server.bodies(Op.STORE))
     server.stop()
@@ -167,7 +168,7 @@ def test_held_pages_come_back_when_the_server_is_gone(server: Responder, saver: 
     assert until(saver.take_saved, 10) == [107]
     assert time.monotonic() - begin_s < 5
     bind(saver, names(8), alive={8: 2})
-    until(lambda: not saver.hold(8, 108, 2), 10)
+    until(lambda: not saver.hold(8, 108, 2, ALL), 10)
 
 
 def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: Saver) -> None:
@@ -180,12 +181,12 @@ def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: S
 
 def test_after_being_abandoned_nothing_is_saved_any_more(server: Responder, saver: Saver) -> None:
     bind(saver, names(), alive={7: 0})
-    assert saver.hold(7, 107, 2)
+    assert saver.hold(7, 107, 2, ALL)
     saver.abandon()
     saver.finished([107], None)
     assert until(saver.take_saved) == [107]
     bind(saver, names(8), alive={8: 2})
-    assert not saver.hold(8, 108, 2)
+    assert not saver.hold(8, 108, 2, ALL)
     assert counted(saver, "open_saves") == 0
     assert server.bodies(Op.COMMIT) == []
 

@@ -172,6 +172,22 @@ def test_a_stream_without_events_is_taken_as_done(rig: EngineRig) -> None:
     assert rig.run_saved(prompt).offered == 20
 
 
+class BrokenStream(Stream):
+    def record_event(self) -> Stream:
+        raise RuntimeError("no event is to be had")
+
+
+def test_a_mark_that_cannot_be_made_drops_the_save_and_nothing_else(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    rig.stream = BrokenStream()
+    outcome = rig.run_saved(prompt)
+    assert outcome.kept
+    assert rig.worker.counters()["saves_dropped_stream_failed"] == 1
+    rig.stream = Stream()
+    assert rig.run_saved(prompt).offered == 0
+    assert rig.run_saved(prompt).offered == 20
+
+
 def test_an_engine_that_goes_away_unregisters_and_frees_its_pool(
     server: ServerProcess, tmp_path: Path
 ) -> None:
