@@ -5,15 +5,17 @@ import pytest
 from server.bench.children import BenchError, workplace
 from server.bench.footprint import mib
 from server.bench.launch import Server
+from tests.wire.process import wait_until
 
 
 def test_a_server_starts_is_weighed_and_ends_cleanly() -> None:
     with workplace() as place:
         server = Server(place, "one", 64 << 20)
         assert server.url in server.wait_ready()
-        weights = server.weights()
-        assert len(weights) == 2, "main process and copier"
-        assert all(5 < mib(weight.rss_bytes) < 500 for weight in weights)
+        # The server does not wait for its copier, which on a busy machine is still being read in.
+        assert wait_until(
+            lambda: [5 < mib(w.rss_bytes) < 500 for w in server.weights()] == [True] * 2
+        )
         assert server.heavy() == []
         assert server.arena_dir.is_dir()
         assert server.stop() == 0
