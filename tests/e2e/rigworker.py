@@ -55,9 +55,9 @@ class Task:
 
 def work(task: Task) -> dict[str, Any]:
     """Runs the requests; asserts inside ``EngineRig.run`` check each loaded page."""
-    rig = EngineRig(
-        task.url, Path(task.model), POOL_PAGES, page_shape=tuple(task.page_shape)
-    ).register()
+    layers, factor, elements = task.page_shape  # a list once it went through JSON
+    shape = (layers, factor, elements)
+    rig = EngineRig(task.url, Path(task.model), POOL_PAGES, page_shape=shape).register()
     print("ready", flush=True)
     sys.stdin.readline()
     rng = random.Random(task.seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from adapter.conformance.host.errors import HostError  # noqa: E402
+from adapter.conformance.host.hooks import BRING_UP, HookRecorder  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.weights import TINY, write_model_dir  # noqa: E402
 from tests.adapter.enginerig import launched  # noqa: E402
@@ -180,18 +183,64 @@ def test_p19_early_stop_is_finished_twice(
         assert host.error is None
 
 
-def test_hooks_are_quick_while_all_is_well(
-    server: ServerProcess, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+class CpuRecorder(HookRecorder):
+    """Also keeps the thread's CPU time of each hook, bring-up and loads left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpu_ms: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str, *, with_load: bool = False) -> Iterator[None]:
+        begin_ns = time.thread_time_ns()
+        try:
+            with super().timed(name, with_load=with_load):
+                yield
+        finally:
+            if not with_load and name not in BRING_UP:
+                taken_ms = (time.thread_time_ns() - begin_ns) / 1e6
+                self.cpu_ms[name] = max(taken_ms, self.cpu_ms.get(name, 0.0))
+
+
+def run_busily(server: ServerProcess, model: Path, seed: int) -> CpuRecorder:
+    """An engine with full batches of new and of cached prompts."""
+    recorder = CpuRecorder()
     with engine(model, server.url, num_blocks=128) as host:
+        host.connector.recorder = recorder
         for turn in range(4):
-            for handle in [
-                host.submit(prompt(100, seed=n), 4) for n in range(6 * turn, 6 * turn + 6)
-            ]:
+            seeds = range(seed + 6 * turn, seed + 6 * turn + 6)
+            for handle in [host.submit(prompt(100, seed=n), 4) for n in seeds]:
                 handle.result(WAIT_S)
-        name, longest_ms = without_loads_ms(host)
-        rows = host.hooks.as_rows()
-    with capsys.disabled():
-        means = {str(row["hook"]): round(float(row["mean_us"])) for row in rows}  # type: ignore[arg-type]
-        print(f"\nlongest hook without a load: {name} {longest_ms:.2f} ms; means in us: {means}")
-    assert longest_ms < HOOK_LIMIT_MS
+        host.forget_reuse(WAIT_S)
+        for handle in [host.submit(prompt(100, seed=n), 4) for n in range(seed, seed + 6)]:
+            handle.result(WAIT_S)
+    return recorder
+
+
+def test_hooks_are_quick_while_all_is_well(
+    server: ServerProcess, model: Path, build_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No hook without a load in it takes 50 ms; ``build/hooks.json`` keeps what they took.
+
+    A hook that is slow once, on a machine that is busy, is shown and no failure. It is one if the
+    thread itself worked that long, or if all of three runs show it: then it waits for something.
+    """
+    longest_ms = []
+    for attempt in range(3):
+        recorder = run_busily(server, model, 1000 * attempt)
+        name, longest_ns = recorder.longest()
+        load_name, load_ns = recorder.longest(with_load=True)
+        longest_ms.append(longest_ns / 1e6)
+        cpu_name, cpu_ms = max(recorder.cpu_ms.items(), key=lambda item: item[1])
+        figures = {
+            f"longest hook without a load ({name}), ms": round(longest_ns / 1e6, 3),
+            f"longest CPU time of such a hook ({cpu_name}), ms": round(cpu_ms, 3),
+            f"longest hook with a load ({load_name}), ms": round(load_ns / 1e6, 3),
+        }
+        (build_dir / "hooks.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        with capsys.disabled():
+            print(f"\n{figures}")
+        assert cpu_ms < HOOK_LIMIT_MS, figures
+        if longest_ms[-1] < HOOK_LIMIT_MS:
+            return
+    raise AssertionError(f"three runs in a row had a hook of more than 50 ms: {longest_ms}")

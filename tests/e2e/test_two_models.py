@@ -8,12 +8,13 @@ with what its tokens say. Repeatable: ``KVKEEP_E2E_SEED`` (shown when a test fai
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.adapter.enginerig import launched
+from tests.adapter.enginerig import SIZE, launched
 from tests.e2e.rigworker import Task, page_shape, run_together, write_sized_model
 from tests.wire.process import ServerProcess
 
@@ -44,7 +45,7 @@ def test_p17_two_models_of_unequal_pages_in_an_arena_too_small_for_both(tmp_path
                 model=str(write_sized_model(tmp_path / f"m{dim}", dim)),
                 page_shape=page_shape(dim),
                 seed=SEED + dim,
-                prompt_seed=7,  # the same tokens in both models: only the namespace keeps them apart
+                prompt_seed=7,  # the same tokens in both: only namespaces keep them apart
                 num_prompts=40,
                 num_rounds=ROUNDS,
                 num_blocks=12,
@@ -87,10 +88,6 @@ def test_two_engines_of_one_model_at_once_share(tmp_path: Path) -> None:
 
 def expected_alone(tasks: list[Task]) -> list[int]:
     """Tokens each engine would have loaded had it been the only one, its own saves all kept."""
-    import random
-
-    from tests.adapter.enginerig import SIZE
-
     totals = []
     for task in tasks:
         rng, known, total = random.Random(task.seed), [0] * task.num_prompts, 0
