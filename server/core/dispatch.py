@@ -65,14 +65,13 @@ class Core:
 
     def process_quiet(self, process: ProcessId, now_ns: int) -> None:
         """A side connection ended: no new work for it; frees nothing."""
-        entry = self._peers.processes.get(process)
-        if entry is not None:
-            entry.quiet = True
+        self._state.clock.advance(now_ns)
+        self._peers.quiet(process)
 
     def process_exited(self, process: ProcessId, now_ns: int) -> None:
         """A process is gone for certain: everything of it is freed."""
         self._state.clock.advance(now_ns)
-        entry = self._peers.leave(process)
+        entry = self._peers.leave(process, gone=True)
         if entry is not None:
             self._state.registry.exited(entry)
 

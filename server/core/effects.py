@@ -65,6 +65,17 @@ class DropProcess:
 
 
 @dataclass(frozen=True)
+class ForgetProcess:
+    """Stop watching a process whose side connection ended: nothing here is its any more.
+
+    Attributes:
+        process: whom.
+    """
+
+    process: ProcessId
+
+
+@dataclass(frozen=True)
 class CreateExtent:
     """Create, allocate and head one extent file; answered by ``Core.extent_created``.
 
@@ -220,6 +231,7 @@ class WriteRecords:
 Effect = (
     SendReply
     | DropProcess
+    | ForgetProcess
     | CreateExtent
     | RemoveExtent
     | GiveExtent

@@ -16,7 +16,7 @@ from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, SessionId, Token
 from protocol.messages import Hello
 from protocol.session import ServerSession
 from server.core.config import CoreConfig
-from server.core.effects import DropPoolOffer, DropProcess, PeerId, ProcessId
+from server.core.effects import DropPoolOffer, DropProcess, ForgetProcess, PeerId, ProcessId
 from server.core.outbox import Outbox
 
 
@@ -30,7 +30,7 @@ class Process:
         instance: the engine it belongs to.
         quiet: its side connection ended; nothing of it was freed.
         pools: descriptors it passed and that no session uses yet, with their length in bytes.
-        peers: its ZMQ connections, least recently greeted first.
+        peers: its ZMQ connections, least recently used first.
         sessions: its registrations.
     """
 
@@ -99,8 +99,29 @@ class Peers:
             return
         entry.pools[pool] = size_bytes
 
-    def leave(self, process: ProcessId) -> Process | None:
+    def quiet(self, process: ProcessId) -> None:
+        """A side connection ended; what is its stays until the exit, if anything is."""
+        entry = self.processes.get(process)
+        if entry is None:
+            self._outbox.add(ForgetProcess(process))
+            return
+        entry.quiet = True
+        self.forget_if_over(entry)
+
+    def forget_if_over(self, entry: Process) -> None:
+        """Forgets a process that can begin nothing and has nothing here.
+
+        Otherwise one that connects again and again would use up the places of all.
+        """
+        if entry.quiet and not entry.sessions and self.leave(entry.process, gone=False):
+            self._outbox.add(ForgetProcess(entry.process))
+
+    def leave(self, process: ProcessId, gone: bool) -> Process | None:
         """Forgets a process and its connections.
+
+        Args:
+            process: which.
+            gone: it exited, so nobody waits for replies.
 
         Returns:
             What was known of it, or None.
@@ -113,19 +134,28 @@ class Peers:
             self._outbox.add(DropPoolOffer(process, pool))
         entry.pools.clear()
         for peer in list(entry.peers):
-            self.drop(peer)
+            (self.drop if gone else self._forget)(peer)
         return entry
 
     def drop(self, peer: PeerId) -> None:
-        """Forgets a connection; answers that are still owed to it are not sent."""
-        entry = self._peers.pop(peer, None)
+        """Forgets a connection that is gone; answers that are still owed to it are not sent."""
+        entry = self._forget(peer)
         if entry is not None:
             entry.session.instance = None
+
+    def _forget(self, peer: PeerId) -> Peer | None:
+        """Forgets a connection; what is owed to it is still sent."""
+        entry = self._peers.pop(peer, None)
+        if entry is not None:
             entry.process.peers.pop(peer, None)
+        return entry
 
     def get(self, peer: PeerId) -> Peer | None:
-        """The connection, if it said HELLO."""
-        return self._peers.get(peer)
+        """The connection, if it said HELLO; it counts as used just now."""
+        entry = self._peers.get(peer)
+        if entry is not None:
+            entry.process.peers.move_to_end(peer)
+        return entry
 
     def stranger(self) -> ServerSession:
         """The server half for a connection without state; refuses all but HELLO."""
@@ -134,8 +164,9 @@ class Peers:
     def greet(self, peer: PeerId, hello: Hello, session: ServerSession) -> int:
         """Checks a HELLO and keeps the connection.
 
-        A process that opens one connection too many loses its oldest: it may have opened fresh
-        ones after time-outs, and ZMQ does not tell of closed ones.
+        A process that opens one connection too many loses the one it used least recently: it may
+        have opened fresh ones after time-outs, and ZMQ does not tell of closed ones. Were it in
+        use after all, it is answered UNAUTHENTICATED next, which asks for a HELLO.
 
         Args:
             peer: routing id.
@@ -162,8 +193,7 @@ class Peers:
         minor = session.accept(hello)
         if known is None:
             while len(entry.peers) >= limits.MAX_CONNECTIONS_PER_TOKEN:
-                self.drop(next(iter(entry.peers)))
+                self._forget(next(iter(entry.peers)))
             self._peers[peer] = Peer(peer, entry, session)
         entry.peers[peer] = None
-        entry.peers.move_to_end(peer)
         return minor

@@ -440,6 +440,8 @@ class Registry:
                 self._outbox.add(DropPoolOffer(session.process, pool))
         for ticket in closing.tickets:
             self._outbox.reply(ticket, Done())
+        if process is not None:
+            self._peers.forget_if_over(process)
         self.shrink(session.owner)
 
     def shrink(self, owner: Owner) -> None:

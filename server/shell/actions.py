@@ -22,7 +22,7 @@ from server.shell.copiers import CopierLink
 from server.shell.descriptors import Descriptor
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator
-from server.shell.peers import Drop, ForgetPool, SideSocket, Tell
+from server.shell.peers import Drop, Forget, ForgetPool, SideSocket, Tell
 
 _log = logging.getLogger("kvkeep.server")
 
@@ -55,6 +55,7 @@ class Actions:
         self._pools: dict[tuple[fx.ProcessId, PoolId], Descriptor] = {}
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             fx.DropProcess: self._drop_process,
+            fx.ForgetProcess: lambda effect: self._sides.tell(Forget(effect.process)),
             fx.CreateExtent: lambda effect: self._extents.create(effect.geometry),
             fx.RemoveExtent: lambda effect: self._extents.remove(effect.extent, clock.now_ns()),
             fx.GiveExtent: self._give_extent,

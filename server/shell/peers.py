@@ -8,7 +8,6 @@ exit does (design rule 5). Must not know: what the core decides, ZMQ. Runs in: i
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import socket
@@ -21,13 +20,12 @@ from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, VERSION_MINOR
 from server.core.effects import ProcessId
 from server.shell import clock, packets
+from server.shell.complaints import Complaints
 from server.shell.descriptors import Descriptor
 from server.shell.door import Door, error_packet
 from server.shell.inbox import Inbox
 from server.shell.outgoing import Outgoing
 from server.shell.reports import PoolOffered, ProcessExited, ProcessJoined, ProcessQuiet, Reporter
-
-_log = logging.getLogger("kvkeep.server")
 
 MAX_POOLS_PER_PEER = 16
 SILENCE_LIMIT_S = 10.0
@@ -58,7 +56,14 @@ class ForgetPool:
     pool: PoolId
 
 
-Command = Tell | Drop | ForgetPool
+@dataclass(frozen=True)
+class Forget:
+    """Stops watching a process whose connection has ended."""
+
+    process: ProcessId
+
+
+Command = Tell | Drop | ForgetPool | Forget
 
 
 @dataclass(eq=False)
@@ -94,6 +99,7 @@ class SideSocket:
         arena: told in Welcome.
         reporter: used by the thread alone.
         silence_limit_s: time for the first packet.
+        complaints: counts what peers do wrong, and bounds what is logged of it.
     """
 
     def __init__(
@@ -104,13 +110,15 @@ class SideSocket:
         arena: ArenaId,
         reporter: Reporter,
         silence_limit_s: float = SILENCE_LIMIT_S,
+        complaints: Complaints | None = None,
     ) -> None:
+        self._complaints = complaints or Complaints()
         self._endpoint = endpoint
         self._epoch = epoch
         self._arena = arena
         self._reporter = reporter
         self._silence_limit_ns = int(silence_limit_s * clock.NS_PER_S)
-        self._door = Door(path)
+        self._door = Door(path, self._complaints)
         self._inbox: Inbox[Command | None] = Inbox()
         self._selector = selectors.DefaultSelector()
         self._peers: dict[ProcessId, Peer] = {}
@@ -154,13 +162,19 @@ class SideSocket:
                         self._peer_event(key.data, key.fd, events)
                     else:
                         key.data()
-                except Exception:  # noqa: BLE001 - one peer must not end the thread
-                    _log.exception("the side socket's thread goes on after a fault of its own")
+                except Exception as error:  # noqa: BLE001 - one peer must not end the thread
+                    self._complaints.note("side_fault", repr(error), error)
+                    if isinstance(key.data, Peer):  # or its next event would be the same again
+                        self._hang_up(key.data)
             self._keep_time()
         for peer in list(self._peers.values()):
             self._hang_up(peer)
             os.close(peer.pidfd)
         self._selector.close()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def _timeout_s(self) -> float | None:
         due = [self._peers[process].silent_until_ns for process in self._silent]
@@ -208,11 +222,14 @@ class SideSocket:
 
     def _exited(self, peer: Peer) -> None:
         self._hang_up(peer)
+        if peer.joined:
+            self._unwatch(peer)
+            self._reporter.post(ProcessExited(peer.process))
+
+    def _unwatch(self, peer: Peer) -> None:
         self._selector.unregister(peer.pidfd)
         os.close(peer.pidfd)
         del self._peers[peer.process]
-        if peer.joined:
-            self._reporter.post(ProcessExited(peer.process))
 
     def _hang_up(self, peer: Peer) -> None:
         """Ends the connection; whatever was queued for it is given back first."""
@@ -227,9 +244,7 @@ class SideSocket:
             self._reporter.post(ProcessQuiet(peer.process))
         elif self._running:
             # It never got a token, so nothing of it needs to be watched.
-            self._selector.unregister(peer.pidfd)
-            os.close(peer.pidfd)
-            del self._peers[peer.process]
+            self._unwatch(peer)
 
     def _read(self, peer: Peer, connection: socket.socket) -> None:
         try:
@@ -306,7 +321,7 @@ class SideSocket:
         self._send(peer, side.pack(side.PoolAccepted(pool=offer.pool)), None)
 
     def _refuse(self, peer: Peer, error: RequestError) -> None:
-        _log.warning("side socket: process %d is disconnected: %s", peer.process, error)
+        self._complaints.note("side_refused", f"process {peer.process} is disconnected: {error}")
         self._send(peer, error_packet(error), None)
         self._hang_up(peer)
 
@@ -316,9 +331,11 @@ class SideSocket:
                 self._running = False
                 return
             peer = self._peers.get(command.process)
-            if isinstance(command, ForgetPool):
-                if peer is not None:
+            if isinstance(command, (ForgetPool, Forget)):
+                if peer is not None and isinstance(command, ForgetPool):
                     peer.pools.discard(command.pool)
+                elif peer is not None and peer.connection is None:
+                    self._unwatch(peer)
                 continue
             descriptor = command.descriptor if isinstance(command, Tell) else None
             if peer is None or peer.connection is None:
@@ -334,7 +351,8 @@ class SideSocket:
         peer.outgoing.put(packet, descriptor)
         self._flush(peer)
         if peer.outgoing.is_too_long:
-            _log.warning("side socket: process %d does not read, disconnected", peer.process)
+            text = f"process {peer.process} does not read: disconnected"
+            self._complaints.note("side_deaf", text)
             self._hang_up(peer)
 
     def _flush(self, peer: Peer) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protocol import frames, limits
+from protocol import frames, limits, side
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Done, Ping, Stats, StatsReply
 from tests.wire.client import Engine, SideClient, WireClient
@@ -372,6 +372,21 @@ def test_frames_up_to_the_limit_are_read(server: ServerProcess) -> None:
         dealer.send(bytes(limits.MAX_FRAME_BYTES))
         assert dealer.poll(10_000)
         assert frames.unpack_reply(dealer.recv()).error is not None
+
+
+def test_connecting_again_and_again_uses_up_nothing(server: ServerProcess) -> None:
+    with Engine(server.url, server.side_path) as engine:
+        for _ in range(1100):  # more than the processes that may be connected
+            client = SideClient(server.side_path)
+            assert isinstance(client.hello(os.urandom(16)), side.Welcome)
+            client.close()
+
+        def is_alone() -> bool:
+            return engine.wire.call(Stats(), StatsReply).values["processes"] == 1
+
+        assert wait_until(is_alone)
+        assert wait_until(lambda: len(os.listdir(f"/proc/{server.pid}/fd")) < 100)
+    assert server.log() == ""
 
 
 def test_a_process_that_ends_is_forgotten(server: ServerProcess) -> None:

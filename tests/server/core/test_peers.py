@@ -55,8 +55,8 @@ def test_an_exit_forgets_token_connections_and_offers() -> None:
     made, outbox = peers()
     made.offer(ProcessId(1), PoolId(b"o" * 16), 10)
     made.greet(PeerId(b"p"), hello(), made.stranger())
-    assert made.leave(ProcessId(1)) is not None
-    assert made.leave(ProcessId(1)) is None
+    assert made.leave(ProcessId(1), gone=True) is not None
+    assert made.leave(ProcessId(1), gone=True) is None
     assert made.num_peers == 0
     assert outbox.take() == [DropPoolOffer(ProcessId(1), PoolId(b"o" * 16))]
     with pytest.raises(RequestError, match="UNAUTHENTICATED"):

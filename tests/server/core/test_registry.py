@@ -228,6 +228,32 @@ def test_registering_past_its_deadline_is_undone() -> None:
     assert not world.pools
 
 
+def test_a_quiet_process_without_anything_gives_its_place_back() -> None:
+    world = World(config(max_processes=3))
+    a = world.engine("a")
+    a.register(namespace())
+    for _ in range(10):
+        b = world.engine("b")
+        world.core.pool_offered(b.process, b.pool, PAGE)
+        world.core.process_quiet(b.process, world.now_ns)
+        world.pump()
+        assert fx.DropPoolOffer(b.process, b.pool) in world.log
+        assert fx.ForgetProcess(b.process) in world.log
+        assert b.error(m.Ping()) is ErrorCode.UNAUTHENTICATED
+    assert world.core.stats()["processes"] == 1
+    world.core.process_quiet(fx.ProcessId(999), world.now_ns)  # one that was refused
+    world.pump()
+    assert fx.ForgetProcess(fx.ProcessId(999)) in world.log
+    # With a session it stays: that ends by its exit, or by its own word, which is answered.
+    world.core.process_quiet(a.process, world.now_ns)
+    world.pump()
+    assert world.core.stats()["processes"] == 1
+    a.mapped.clear()
+    assert isinstance(a.ask(m.Unregister(session=a.session)), m.Done)
+    assert world.core.stats()["processes"] == 0
+    assert fx.ForgetProcess(a.process) in world.log
+
+
 def test_strangers_and_idlers_cost_nothing_that_grows() -> None:
     world = World(config(max_processes=3, max_pools_per_process=2, max_sessions_per_process=1))
     a = world.engine("a")
@@ -261,6 +287,33 @@ def test_connections_of_one_token_are_bounded_and_the_oldest_goes() -> None:
     assert a.error(m.Ping()) is ErrorCode.UNAUTHENTICATED
     a.hello()
     assert isinstance(a.ask(m.Ping()), m.Done)
+
+
+def test_a_connection_in_use_is_not_the_one_that_goes() -> None:
+    world = World(config())
+    a = world.engine("a")
+    first = a.peer
+    for number in range(20):  # a keeper that reconnects, beside a scheduler that works
+        a.peer = fx.PeerId(b"\1" + number.to_bytes(4, "big"))
+        a.hello()
+        a.peer = first
+        assert isinstance(a.ask(m.Ping()), m.Done)
+    assert world.core.stats()["connections"] == limits.MAX_CONNECTIONS_PER_TOKEN
+
+
+def test_what_is_owed_to_a_connection_that_goes_is_still_sent() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    seq = a.send(a.store_body(chain("x", 3)))
+    first = a.peer
+    for number in range(limits.MAX_CONNECTIONS_PER_TOKEN):
+        a.peer = fx.PeerId(b"\1" + number.to_bytes(4, "big"))
+        a.hello()
+    a.peer = first
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    assert a.answer(seq).copied == 3
 
 
 def test_requests_and_stores_of_one_connection_are_bounded() -> None:

@@ -13,6 +13,7 @@ import pytest
 from protocol import side
 from protocol.errors import ConfigError, ErrorCode, RequestError
 from server.shell import door
+from server.shell.complaints import Complaints
 from server.shell.door import Door, error_packet
 
 
@@ -28,7 +29,7 @@ def test_it_is_for_its_user_alone_and_replaces_a_stale_one(short_dir: Path) -> N
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     stale.bind(str(path))
     stale.close()
-    made = Door(str(path))
+    made = Door(str(path), Complaints())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert made.admit(0) is None
     with connect(path):
@@ -42,8 +43,16 @@ def test_it_is_for_its_user_alone_and_replaces_a_stale_one(short_dir: Path) -> N
     assert not path.exists()
 
 
+def test_what_is_no_socket_is_left_alone(short_dir: Path) -> None:
+    path = short_dir / "precious"
+    path.write_text("data")
+    with pytest.raises(ConfigError, match="no socket"):
+        Door(str(path), Complaints())
+    assert path.read_text() == "data"
+
+
 def test_one_process_too_many_is_told_why(short_dir: Path) -> None:
-    made = Door(str(short_dir / "s"))
+    made = Door(str(short_dir / "s"), Complaints())
     with connect(short_dir / "s") as client:
         assert made.admit(door.MAX_PEERS) is None
         answer = side.unpack_from_server(client.recv(4096))
@@ -54,7 +63,7 @@ def test_one_process_too_many_is_told_why(short_dir: Path) -> None:
 
 
 def test_out_of_descriptors_it_pauses(short_dir: Path) -> None:
-    made = Door(str(short_dir / "s"))
+    made = Door(str(short_dir / "s"), Complaints())
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connect(short_dir / "s"):
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
@@ -78,7 +87,7 @@ def test_out_of_descriptors_it_pauses(short_dir: Path) -> None:
 
 def test_a_path_that_cannot_be_made_is_a_config_error(short_dir: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be made"):
-        Door(str(short_dir / "missing" / "s"))
+        Door(str(short_dir / "missing" / "s"), Complaints())
 
 
 def test_an_error_packet_fits_whatever_its_text() -> None:

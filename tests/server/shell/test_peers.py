@@ -19,8 +19,9 @@ from protocol import side
 from protocol.errors import ErrorCode
 from protocol.ids import ArenaId, Epoch
 from server.core.effects import ProcessId
+from server.shell import packets
 from server.shell.descriptors import Descriptor
-from server.shell.peers import MAX_POOLS_PER_PEER, Drop, ForgetPool, SideSocket, Tell
+from server.shell.peers import MAX_POOLS_PER_PEER, Drop, Forget, ForgetPool, SideSocket, Tell
 from server.shell.reports import PoolOffered, ProcessExited, ProcessJoined, ProcessQuiet
 from tests.server.shell.reporting import Reports
 from tests.wire.client import SideClient, make_pool
@@ -205,6 +206,62 @@ def test_the_end_of_a_connection_is_quiet_and_only_the_exit_is_an_exit(sides: Si
     child.wait()
     child.stdin.close()
     assert wait_until(lambda: not sides.thread._peers)
+
+
+def test_a_process_that_dies_before_its_hello_is_no_fault(sides: Side) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as kept:
+        # The child connects; this process keeps the connection open, so that the exit is the
+        # first that is seen of its end.
+        script = (
+            "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.connect(sys.argv[2])"
+        )
+        command = [sys.executable, "-c", script, str(kept.fileno()), sides.path]
+        subprocess.run(command, pass_fds=[kept.fileno()], check=True, timeout=20)
+        assert kept.recv(100) == b""
+    assert wait_until(lambda: not sides.thread._peers)
+    assert sides.thread._complaints.counts() == {}
+    assert not sides.reports.queue
+
+
+def test_a_quiet_process_is_forgotten_when_told_so_and_a_connected_one_never(sides: Side) -> None:
+    client, process = join(sides)
+    sides.thread.tell(Forget(process))
+    fd, _ = make_pool(4096)
+    assert isinstance(client.offer(b"p" * 16, fd, 4096), side.PoolAccepted)
+    os.close(fd)
+    sides.reports.wait_for(PoolOffered).descriptor.give_back()
+    client.close()
+    assert sides.reports.wait_for(ProcessQuiet).process == process
+    assert process in sides.thread._peers
+    sides.thread.tell(Forget(process))
+    sides.thread.tell(Forget(process))
+    assert wait_until(lambda: not sides.thread._peers)
+    assert sides.thread._complaints.counts() == {}
+
+
+def test_a_fault_over_one_peer_costs_that_peer_alone(
+    sides: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, _ = join(sides)
+    client, process = join(sides)
+
+    def fail(fd: int, size_bytes: int) -> None:
+        raise RuntimeError("as asked")
+
+    fd, _ = make_pool(4096)
+    with monkeypatch.context() as patch:
+        patch.setattr(packets, "check_pool_file", fail)
+        client.send(side.pack(side.PoolOffer(pool=b"p" * 16, size_bytes=4096)), [fd])
+        with pytest.raises(ConnectionError):
+            client.receive()
+    assert sides.reports.wait_for(ProcessQuiet).process == process
+    assert sides.thread._complaints.counts() == {"side_fault": 1}
+    assert sides.thread.is_alive()
+    assert isinstance(other.offer(b"p" * 16, fd, 4096), side.PoolAccepted)
+    sides.reports.wait_for(PoolOffered).descriptor.give_back()
+    os.close(fd)
+    client.close()
+    other.close()
 
 
 def test_descriptors_are_passed_in_order_and_a_drop_ends_it(sides: Side) -> None:
