@@ -50,6 +50,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self._table: RequestTable | None = None
         self._desk: OfferDesk | None = None
         self._iteration = 1
+        self._partial_match_in = 0
         self._broken_promise = ""
 
     # --- hooks ---
@@ -104,7 +105,10 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> None:
         """The same where the host reports per layer group; one group is understood."""
-        self.update_state_after_alloc(request, _only_group(block_ids))
+        try:
+            self._allocated(request, _only_group(block_ids))
+        except Exception as error:  # noqa: BLE001 - several groups are not cached
+            self._swallowed("alloc", error)
 
     def build_connector_meta(self, scheduler_output: Any) -> ConnectorMetadata:
         """Turns the host's report into instructions for the workers.
@@ -154,7 +158,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self, request: Any, cache_block_ids: Sequence[Sequence[int]]
     ) -> bool:
         """The same where the host reports per layer group; one group is understood."""
-        return self.request_finished(request, _only_group(cache_block_ids))
+        try:
+            return self._finished(request, _only_group(cache_block_ids))
+        except Exception as error:  # noqa: BLE001 - its saves are dropped
+            self._swallowed("finished", error)
+            return False
 
     def shutdown(self) -> None:
         """Unregisters in bounded time, where the host calls it (E4)."""
@@ -180,6 +188,13 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
         state = table.admit(facts, self._iteration, time.monotonic())
         state.allocated = False
+        if num_computed % running.geometry.tokens_per_block:
+            self._partial_match_in = self._iteration
+        elif self._partial_match_in == self._iteration:
+            # That match copies a page on a stream we cannot wait for (host contract §5), and a
+            # page it still reads may be handed out to this request: a load would overwrite it.
+            table.withdraw(state)
+            return self._say(request, 0, 0, "a partial match was copied in this iteration")
         if state.offer is not None:
             num_tokens = table.narrow(state, num_computed)
             if num_tokens:

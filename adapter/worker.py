@@ -85,6 +85,19 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         except Exception as error:  # noqa: BLE001 - the engine serves without a cache
             self._engine.run_uncached(f"the pool could not be registered: {error!r}")
 
+    def register_kv_cache_layout(self, layout: Any) -> None:
+        """What hosts with the second cache manager call instead: such engines run uncached.
+
+        Without this the host's default raises for some layouts, which would end the start-up.
+
+        Args:
+            layout: of the pool. Source: host contract §7, V2.
+        """
+        self._engine.run_uncached(
+            "KV cache manager V2 is not supported by this version; set "
+            "kv_cache_config.use_kv_cache_manager_v2=False"
+        )
+
     def _register(self, tensor: Any) -> None:
         engine = self._engine
         if engine.running is not None:

@@ -172,6 +172,15 @@ def test_a_stream_without_events_is_taken_as_done(rig: EngineRig) -> None:
     assert rig.run_saved(prompt).offered == 20
 
 
+def test_the_second_cache_manager_runs_uncached(
+    server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    rig.worker.register_kv_cache_layout(object())
+    assert "use_kv_cache_manager_v2" in caplog.text
+    assert rig.run(tokens(22)).offered == 0
+
+
 class BrokenStream(Stream):
     def record_event(self) -> Stream:
         raise RuntimeError("no event is to be had")
