@@ -23,7 +23,7 @@ from protocol.errors import (
 )
 from protocol.ids import ID_BYTES, PoolId
 from protocol.layout import MemfdMemory, ShardPool
-from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply
+from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Unregister
 from protocol.namespace import Namespace
 from protocol.side import PoolOffer, SideError
 
@@ -32,6 +32,10 @@ REGISTER_S: Final = 10.0
 
 RETRY_FIRST_NS: Final = 250_000_000
 RETRY_LAST_NS: Final = 10_000_000_000
+
+DUPLICATE_NS: Final = 10_000_000_000
+"""A session that stands in our way this long is one whose reply never reached us: it is ended.
+Until then offers that were made under it may still be loaded."""
 
 
 class PoolFd:
@@ -123,10 +127,14 @@ class Enrolment:
         self._at_ns = 0
         self._delay_ns = RETRY_FIRST_NS
         self._turn_ns = 0
+        self._in_the_way: int | None = None
+        self._in_the_way_since_ns: int | None = None
+        self._is_ending = False
 
     def next_ns(self) -> int | None:
         """When ``turn`` has something to do even if nothing arrives; None for never."""
-        return self._at_ns if self.stage in (Stage.IDLE, Stage.OFFERED) else None
+        is_timed = self.stage in (Stage.IDLE, Stage.OFFERED) and not self._is_ending
+        return self._at_ns if is_timed else None
 
     def turn(self, now_ns: int) -> None:
         """Takes the next step if it is due.
@@ -140,10 +148,24 @@ class Enrolment:
         self._turn_ns = now_ns
         if self.stage == Stage.OFFERED and now_ns >= self._at_ns:
             self._fail(UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "the pool was not accepted"))
-        if self.stage == Stage.IDLE and now_ns >= self._at_ns and self._calls.greeted:
+        is_due = self.stage == Stage.IDLE and now_ns >= self._at_ns and not self._is_ending
+        if is_due and self._calls.greeted and not self._end_duplicate(now_ns):
             self._offer(now_ns)
         if self.stage == Stage.ACCEPTED and self._calls.greeted:
             self._ask()
+
+    def _end_duplicate(self, now_ns: int) -> bool:
+        """Ends our own session whose REGISTER was answered to nobody; True while that goes on."""
+        session, since_ns = self._in_the_way, self._in_the_way_since_ns
+        if session is None or since_ns is None or now_ns - since_ns < DUPLICATE_NS:
+            return False
+
+        def done(body: Body | None, error: KvkeepError | None) -> None:
+            self._is_ending = False
+
+        self._in_the_way = None
+        self._is_ending = self._calls.send(Unregister(session=session), REGISTER_S, done)
+        return self._is_ending
 
     def _offer(self, now_ns: int) -> None:
         memory = self.registration.memory
@@ -206,6 +228,11 @@ class Enrolment:
         # DUPLICATE: an earlier registration of this rank is about to end, by its deadline or by
         # the UNREGISTER that went before this.
         is_duplicate = error.code == ErrorCode.DUPLICATE
+        if is_duplicate:
+            session = error.detail.get("session")
+            self._in_the_way = session if isinstance(session, int) and session >= 0 else None
+            if self._in_the_way_since_ns is None:
+                self._in_the_way_since_ns = self._turn_ns
         if error.code in REJOIN:
             self.must_rejoin = True
         elif error.retryable or is_duplicate or is_pool_gone or not isinstance(error, ReplyError):

@@ -28,10 +28,6 @@ from protocol.errors import ErrorCode, KvkeepError
 PAUSE_FIRST_NS: Final = 50_000_000
 PAUSE_LAST_NS: Final = 2_000_000_000
 
-PAUSE_WELCOMED_NS: Final = 30_000_000_000
-"""Longest pause after a server that welcomed us and then would not keep us: each side connection
-costs it memory until this process exits."""
-
 SETTLED_NS: Final = 1_000_000_000
 """A stay that was registered for this long makes the next pause short again."""
 
@@ -203,6 +199,8 @@ class Keeper:
         else:
             house.journal.count("approaches_failed")
         self._end_stay(error.message, now_ns)
+        if error.code == ErrorCode.UNKNOWN_SESSION:
+            self._former = None  # with the session its leases are gone: nothing to wait for
 
     def _end_stay(self, reason: str, now_ns: int) -> None:
         """Cleans up after a stay or an attempt at one, and plans the next."""
@@ -217,9 +215,7 @@ class Keeper:
         self._close_visit()
         self._drop_discovery()
         self._retry_at_ns = now_ns + self._pause_ns
-        is_welcome = visit is not None and visit.is_welcome
-        last_ns = PAUSE_WELCOMED_NS if is_welcome else PAUSE_LAST_NS
-        self._pause_ns = min(2 * self._pause_ns, last_ns)
+        self._pause_ns = min(2 * self._pause_ns, PAUSE_LAST_NS)
 
     def _close_visit(self) -> None:
         visit, self._visit = self._visit, None

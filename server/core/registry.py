@@ -201,7 +201,9 @@ class Registry:
             )
         if body.rank in instance.ranks:
             raise RequestError(
-                ErrorCode.DUPLICATE, f"rank {body.rank} of this engine is registered already"
+                ErrorCode.DUPLICATE,
+                f"rank {body.rank} of this engine is registered already",
+                session=instance.ranks[body.rank].session,
             )
         return instance
 

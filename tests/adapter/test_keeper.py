@@ -14,7 +14,7 @@ import zmq
 from adapter import keeper as keeper_module
 from adapter.enrolment import PoolFd, Registration
 from adapter.household import Household
-from adapter.keeper import PAUSE_FIRST_NS, PAUSE_LAST_NS, PAUSE_WELCOMED_NS, Keeper, Orders
+from adapter.keeper import PAUSE_FIRST_NS, PAUSE_LAST_NS, Keeper, Orders
 from adapter.visit import Visit
 from adapter.wake import Wake
 from protocol.endpoint import parse
@@ -92,7 +92,7 @@ def test_a_fault_of_its_own_does_not_end_it(
         bench.close()
 
 
-def test_pauses_grow_to_two_seconds_and_longer_after_a_welcome(
+def test_pauses_grow_to_two_seconds_whoever_ended_the_stay(
     house: Household, short_dir: Path
 ) -> None:
     keeper = Bench(house, f"ipc://{short_dir}/nobody").keeper
@@ -110,7 +110,7 @@ def test_pauses_grow_to_two_seconds_and_longer_after_a_welcome(
             welcomed(visit)
             keeper._visit = visit
             keeper._stay_ended(error, now_ns)
-        assert keeper._retry_at_ns - now_ns == PAUSE_WELCOMED_NS
+        assert keeper._retry_at_ns - now_ns == PAUSE_LAST_NS
     keeper._joined_at_ns = now_ns
     keeper._stay_ended(error, now_ns + 10**10)
     assert keeper._retry_at_ns - now_ns - 10**10 == PAUSE_FIRST_NS

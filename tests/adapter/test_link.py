@@ -16,10 +16,10 @@ import pytest
 
 from adapter.copy import LoadError, load_pages
 from adapter.link import Joined, Link, LinkConfig
-from protocol.errors import ConfigError, ErrorCode, RequestError
+from protocol.errors import ConfigError, ErrorCode, ReplyError, RequestError
 from protocol.ids import InstanceId, LeaseId, RequestKey
 from protocol.layout import SLOT_DTYPE
-from protocol.messages import Body, Heartbeat, Op, Ping, Request
+from protocol.messages import Body, Heartbeat, Lookup, Op, Ping, Request
 from protocol.namespace import fingerprint
 from tests.adapter.linking import joined_link, make_pool, open_link, register
 from tests.adapter.responder import PAGE_BYTES, ExtentFile, Responder, geometry, namespace, until
@@ -331,6 +331,20 @@ def test_a_dropped_side_connection_is_made_again_and_the_old_session_ended(
         assert joined(link, before).session == 2
         assert time.monotonic() - lost_s >= 0.3
         assert server.bodies(Op.UNREGISTER)[0].session == before.session
+
+
+def test_an_engine_that_the_server_forgot_is_back_within_a_second(server: Responder) -> None:
+    with joined_link(server.url) as link:
+        channel = link.open_channel()
+        for _ in range(3):
+            before = joined(link)
+            server.handlers[Op.LOOKUP] = first_refused(ErrorCode.UNKNOWN_SESSION, server._default)
+            lost_s = time.monotonic()
+            with pytest.raises(ReplyError):
+                channel.call(Lookup(session=before.session, request=1, start=0, keys=bytes(16)), 2)
+            joined(link, before)
+            assert time.monotonic() - lost_s < 1.5
+        channel.close()
 
 
 def use_and_close(server: Responder) -> None:

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from adapter import enrolment
 from adapter.channel import Channel
 from adapter.copy import load_pages
+from adapter.enrolment import Enrolment
 from adapter.link import Joined, Link
 from adapter.pages import SharedPool
-from protocol.errors import KvkeepError, UnreachableError
+from protocol.errors import ErrorCode, KvkeepError, UnreachableError
 from protocol.ids import LeaseId
 from protocol.layout import pack_pages, unpack_slots
 from protocol.messages import (
+    Body,
     Commit,
     CommitReply,
     Lookup,
@@ -239,6 +242,25 @@ def test_a_lost_side_connection_is_mended(server: ServerProcess) -> None:
         joined, _, slots = one.offer(keys)
         one.load(joined, slots, [7, 8])
         assert np.array_equal(one.pages[[7, 8]], one.pages[[5, 6]])
+
+
+def test_a_registration_whose_answer_got_lost_is_ended_and_made_again(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Enrolment._on_reply
+    lost: list[Any] = []
+
+    def lossy(self: Enrolment, body: Body | None, error: KvkeepError | None) -> None:
+        if body is not None and not lost:
+            lost.append(body)
+            body, error = None, UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "lost on the way")
+        real(self, body, error)
+
+    monkeypatch.setattr(Enrolment, "_on_reply", lossy)
+    monkeypatch.setattr(enrolment, "DUPLICATE_NS", 300_000_000)
+    with engine(server.url) as one:
+        assert one.joined().session != lost[0].session
+        assert one.save(os.urandom(16), [3]) == 1
 
 
 def test_a_refused_registration_names_the_reason(server: ServerProcess) -> None:
