@@ -136,7 +136,7 @@ def _check_locks(state: State) -> None:
 
 def _check_reservations(state: State) -> None:
     reserved = set(np.flatnonzero(state.slots.state == RESERVED).tolist())
-    require(reserved == set(state.plans.by_slot), "a reserved slot has its STORE")
+    require(reserved == set(state.reservations.by_slot), "a reserved slot has its STORE")
     flying: set[int] = set()
     for piece in state.window.flying.values():
         base = state.arena.extents[piece.geometry.extent].base

@@ -7,12 +7,13 @@ in flight over either commits nothing (P10). Must not know: sockets. Runs in: th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from protocol.errors import ErrorCode, RequestError
-from protocol.ids import ID_BYTES, ExtentId, Fingerprint
+from protocol.ids import ID_BYTES, Fingerprint
 from protocol.messages import ChunkCountReply
 from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
 from server.core.arena import Arena, Extent
@@ -22,8 +23,9 @@ from server.core.effects import VoidRecords
 from server.core.index import ABSENT, ChunkIndex
 from server.core.namespaces import Owner, peel
 from server.core.outbox import Outbox, Ticket
-from server.core.plans import Plans
+from server.core.publishing import Publisher
 from server.core.registry import Registry
+from server.core.reservations import Reservations
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 
 SWEEP_SLOTS = 4096
@@ -61,9 +63,11 @@ class Operations:
         timers: ends of pins.
         outbox: replies and effects.
         arena: slots and extents.
-        plans: STOREs.
+        reservations: slots of STOREs under way.
+        publisher: knows the newest generation.
         registry: namespaces.
         lanes: long work.
+        fault: notes an error of our own.
     """
 
     def __init__(
@@ -72,16 +76,20 @@ class Operations:
         timers: Timers,
         outbox: Outbox,
         arena: Arena,
-        plans: Plans,
+        reservations: Reservations,
+        publisher: Publisher,
         registry: Registry,
         lanes: Lanes,
+        fault: Callable[[Exception], None],
     ) -> None:
         self._config = config
         self._timers = timers
         self._outbox = outbox
         self._arena = arena
         self._slots = arena.slots
-        self._plans = plans
+        self._reservations = reservations
+        self._publisher = publisher
+        self._fault = fault
         self._registry = registry
         self._lanes = lanes
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
@@ -101,7 +109,7 @@ class Operations:
 
     def _start(self, ticket: Ticket, steps: Steps) -> None:
         def failed(error: Exception) -> None:
-            self._plans.fault(error)
+            self._fault(error)
             self._outbox.fail(ticket, RequestError(ErrorCode.INTERNAL, "the server failed"))
 
         self._lanes.start(LANE, steps, failed)
@@ -113,10 +121,10 @@ class Operations:
         num_chunks, swept = 0, []
         for owner in owners:
             num_chunks += len(owner.index)
-            owner.cleared_generation = self._plans.next_generation - 1
+            owner.cleared_generation = self._publisher.next_generation - 1
             old = owner.index
             self._registry.renew_index(owner)
-            self._lanes.start(LANE, old.bury(), self._plans.fault)
+            self._lanes.start(LANE, old.bury(), self._fault)
             swept += [(owner, extent) for extents in owner.extents for extent in extents]
         self._outbox.counters["cleared_chunks"] += num_chunks
         self._start(ticket, self._clear(owners, swept, num_chunks, ticket))
@@ -191,7 +199,7 @@ class Operations:
             if slot == ABSENT:
                 continue
             if self._slots.state_of[slot] == RESERVED:
-                self._plans.detach(slot)
+                self._reservations.detach(slot)
             else:
                 dropped.append(slot)
         self._arena.drop_leaf(owner, leaf)
@@ -202,10 +210,8 @@ class Operations:
             return
         numbers = np.array(dropped, dtype=np.int64)
         dropped.clear()
-        extents = self._slots.extent[numbers]
-        for extent in sorted(set(extents.tolist())):
-            mine = numbers[extents == extent]
-            self._outbox.add(VoidRecords(ExtentId(extent), self._slots.local[mine]))
+        for extent, mine in self._slots.by_extent(numbers):
+            self._outbox.add(VoidRecords(extent, self._slots.local[mine]))
 
     # --- INSPECT, PIN, UNPIN --------------------------------------------------------------
 

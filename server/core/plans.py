@@ -10,27 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from protocol.errors import ErrorCode, KvkeepError, RequestError
-from protocol.ids import ID_BYTES, ExtentId
+from protocol.ids import ExtentId
 from protocol.messages import CommitReply, Done, StopReason, StoreReply
-from server.core import records
-from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Pause, Steps
+from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.copies import CopyWindow, Piece
-from server.core.effects import VoidRecords, WriteRecords
-from server.core.index import ABSENT, ROOT
 from server.core.namespaces import Session
 from server.core.outbox import Outbox, Ticket
-from server.core.slots import HELD, NO_NODE
+from server.core.publishing import Publisher
+from server.core.reservations import Reservations
+from server.core.slots import Slots
 from server.core.stores import Stage, StorePlan
 
-EVICT_BLOCKS = 32
-"""Leaves evicted in one slice of a STORE."""
+SMALL_BLOCKS = 16
+"""Requests about so many blocks begin at once, instead of in the next slice."""
 
 
 class Plans:
@@ -44,12 +40,12 @@ class Plans:
         arena: slots and extents.
         lanes: long work.
         window: of the host copier.
+        reservations: slots of STOREs.
+        publisher: what COMMIT does.
         fault: notes an error of our own.
 
     Attributes:
         fault: notes an error of our own.
-        by_slot: the plan that reserved a slot.
-        next_generation: of the next published slot.
         ended: called with a session after one of its STOREs ended.
     """
 
@@ -62,6 +58,8 @@ class Plans:
         arena: Arena,
         lanes: Lanes,
         window: CopyWindow,
+        reservations: Reservations,
+        publisher: Publisher,
         fault: Callable[[Exception], None],
     ) -> None:
         self._config = config
@@ -72,9 +70,9 @@ class Plans:
         self._slots = arena.slots
         self._lanes = lanes
         self._window = window
+        self._reservations = reservations
+        self._publisher = publisher
         self.fault = fault
-        self.by_slot: dict[int, StorePlan] = {}
-        self.next_generation = 1
         self.ended: Callable[[Session], None] = lambda session: None
 
     # --- beginning ------------------------------------------------------------------------
@@ -104,17 +102,18 @@ class Plans:
         self.end(plan, RequestError(ErrorCode.DEADLINE_EXCEEDED, "the STORE took too long"))
 
     def _plan(self, plan: StorePlan) -> Steps:
-        self._find_held(plan)
-        if plan.stop is StopReason.NONE and plan.tip != ROOT:
-            plan.anchor, plan.anchor_life = plan.tip, plan.index.life[plan.tip]
-            plan.index.locks[plan.anchor] += 1
+        self._reservations.begin(plan)
+        if plan.num_chunks - plan.held > SMALL_BLOCKS:
+            yield MORE  # decoding and checking so many was a slice of its own
         while self._wants_more(plan):
-            pause = self._reserve(plan)
+            slots = self._reservations.reserve(plan)
+            if slots.size:
+                self._queue_pieces(plan, len(plan.slots) - slots.size, slots)
             self._window.pump()
             if not self._wants_more(plan):
                 break
-            yield pause
-        self._unlock(plan)
+            yield MORE if slots.size else WAIT
+        self._reservations.unlock(plan)
         plan.planned = True
         self._settle(plan)
 
@@ -127,146 +126,9 @@ class Plans:
             and plan.held + len(plan.slots) < plan.num_chunks
         )
 
-    def _unlock(self, plan: StorePlan) -> None:
-        index, node = plan.index, plan.anchor
-        lives = index is plan.owner.index and index.life[node] == plan.anchor_life
-        plan.anchor = ABSENT
-        if node == ABSENT:
-            return
-        if not lives:
-            plan.cleared = True
-        else:
-            plan.index.locks[node] -= 1
-            plan.owner.leaves.offer(node)
+    # --- copying --------------------------------------------------------------------------
 
-    def _find_held(self, plan: StorePlan) -> None:
-        index, shard = plan.index, plan.shard
-        if plan.start:
-            plan.tip = index.find(plan.parent_key)
-            if plan.tip == ABSENT or index.depth[plan.tip] != plan.start - 1:
-                plan.stop = StopReason.MISSING_PARENT
-                return
-            if index.full[shard] and not index.holds(plan.tip, shard):
-                plan.stop = StopReason.MISSING_PARENT
-                return
-        if index.full[shard]:
-            plan.held, deepest = index.held_prefix(plan.keys, plan.start, shard)
-        else:
-            plan.held, deepest = self._window_prefix(plan)
-        if plan.held:
-            plan.tip = deepest
-            index.touch(deepest, self._clock.now_us)
-
-    def _window_prefix(self, plan: StorePlan) -> tuple[int, int]:
-        # A window group's cells are not prefix-closed; a few probes suffice, since what is held
-        # and not counted here only ends the STORE early.
-        count, deepest = 0, ABSENT
-        while count < min(plan.num_chunks, SLICE_BLOCKS):
-            node = plan.index.find(plan.key(count))
-            if node == ABSENT or not plan.index.holds(node, plan.shard):
-                break
-            count, deepest = count + 1, node
-        return count, deepest
-
-    # --- reserving ------------------------------------------------------------------------
-
-    def _reserve(self, plan: StorePlan) -> Pause:
-        """Reserves up to one slice; says whether to go on or to wait."""
-        first = plan.held + len(plan.slots)
-        count = self._reservable(plan, plan.some_keys(first, SLICE_BLOCKS))
-        if count == 0:
-            return MORE
-        slots = self._room(plan, count)
-        if not slots:
-            return WAIT if plan.stop is StopReason.NONE else MORE
-        numbers = np.array(slots, dtype=np.int64)
-        self._void(numbers)
-        nodes = self._nodes(plan, plan.some_keys(first, len(slots)))
-        plan.index.fill(nodes, plan.shard, numbers)
-        self._slots.node[numbers] = nodes
-        self.by_slot.update(dict.fromkeys(slots, plan))
-        plan.tip = int(nodes[-1])
-        plan.slots += slots
-        plan.good = len(plan.slots)
-        self._queue_pieces(plan, first - plan.held, numbers)
-        return MORE
-
-    def _nodes(self, plan: StorePlan, keys: list[bytes]) -> NDArray[np.int64]:
-        """Nodes for checked keys: those there are, then new ones."""
-        found = plan.index.find_all(keys)
-        known = found.index(ABSENT) if ABSENT in found else len(found)
-        nodes = np.array(found, dtype=np.int64)
-        if known < len(found):
-            parent = found[known - 1] if known else plan.tip
-            nodes[known:] = plan.index.add_chain(keys[known:], parent, self._clock.now_us)
-        return nodes
-
-    def _reservable(self, plan: StorePlan, keys: list[bytes]) -> int:
-        """How many of the next chunks may be reserved; sets ``stop`` when none may."""
-        index, shard, tip = plan.index, plan.shard, plan.tip
-        absent: set[bytes] = set()
-        for offset, (key, node) in enumerate(zip(keys, index.find_all(keys), strict=True)):
-            if node == ABSENT and key not in absent:
-                absent.add(key)
-                continue
-            stop = StopReason.NONE
-            # After an absent chunk all further ones are absent, or belong to another chain.
-            if absent or index.parent[node] != tip:
-                stop = StopReason.MISSING_PARENT
-            elif index.cell(node, shard) != ABSENT:
-                stop = StopReason.BUSY
-            if stop is not StopReason.NONE:
-                if offset == 0:
-                    plan.stop = stop
-                return offset
-            tip = node
-        return len(keys)
-
-    def _room(self, plan: StorePlan, count: int) -> list[int]:
-        owner, shard, arena = plan.owner, plan.shard, self._arena
-        slots = arena.allocate(owner, shard, count)
-        if len(slots) == count:
-            arena.look_ahead(owner, shard)
-            return slots
-        waiter = self._waker(plan)
-        if arena.can_grow(owner, shard) and arena.demand(owner, shard, None if slots else waiter):
-            return slots
-        arena.press(owner, shard)
-        left = EVICT_BLOCKS
-        while len(slots) < count and left > 0:
-            gone = arena.evict(owner, min(left, count - len(slots)))
-            if not gone:
-                break
-            left -= gone
-            slots += arena.allocate(owner, shard, count - len(slots))
-        if not slots and not arena.demand(owner, shard, waiter, force=True):
-            plan.stop = StopReason.NO_ROOM
-        return slots
-
-    def _waker(self, plan: StorePlan) -> Callable[[bool], None]:
-        def wake(came: bool) -> None:
-            if not came and plan.stop is StopReason.NONE:
-                plan.stop = StopReason.NO_ROOM
-            if plan.task is not None and not plan.planned:
-                self._lanes.wake(plan.task)
-
-        return wake
-
-    def _void(self, numbers: NDArray[np.int64]) -> None:
-        dirty = numbers[self._slots.generation[numbers] != 0]
-        if dirty.size:
-            self._slots.generation[dirty] = 0
-            for extent, part in self._by_extent(dirty):
-                self._outbox.add(VoidRecords(extent, self._slots.local[part], reused=True))
-
-    def _by_extent(self, slots: NDArray[np.int64]) -> list[tuple[ExtentId, NDArray[np.int64]]]:
-        extents = self._slots.extent[slots]
-        if int(extents[0]) == int(extents[-1]) and bool((extents == extents[0]).all()):
-            return [(ExtentId(int(extents[0])), slots)]
-        # Not np.unique: its first call imports for 20 ms, in the loop.
-        return [(ExtentId(one), slots[extents == one]) for one in sorted(set(extents.tolist()))]
-
-    def _queue_pieces(self, plan: StorePlan, first: int, slots: NDArray[np.int64]) -> None:
+    def _queue_pieces(self, plan: StorePlan, first: int, slots: Slots) -> None:
         owner, shard = plan.owner, plan.shard
         chunk_blocks = owner.namespace.chunk_blocks
         payload_bytes = owner.namespace.slot_payload_bytes(shard)
@@ -365,9 +227,10 @@ class Plans:
             return
         plan.stage = Stage.ENDING
         self._timers.cancel(plan.timer)
-        self._unlock(plan)
-        # After a fault in the middle of a COMMIT some of them are published already.
-        slots, plan.slots = [slot for slot in plan.slots if slot in self.by_slot], []
+        self._reservations.unlock(plan)
+        # After a fault in the middle of a COMMIT some of them are published already; those are
+        # left out while the others are freed.
+        slots, plan.slots = plan.slots, []
         if error is not None:
             self._outbox.fail(plan.ticket, error)
         del plan.session.stores[plan.store]
@@ -379,28 +242,9 @@ class Plans:
 
     def _start_freeing(self, plan: StorePlan, slots: list[int]) -> None:
         if slots:
-            self._lanes.start(plan.session.session, self._free(plan, slots), self.fault)
-
-    def _free(self, plan: StorePlan, slots: list[int]) -> Steps:
-        # Deepest first, so that no reserved chunk is ever without its parent.
-        for number, slot in enumerate(reversed(slots)):
-            node = self._slots.node_of[slot]
-            if node != NO_NODE and plan.index is plan.owner.index:
-                plan.index.vacate(node, plan.shard, was_held=False)
-                self._arena.prune(plan.owner, node)
-            del self.by_slot[slot]
-            self._arena.abandon(slot)
-            if number % SLICE_BLOCKS == SLICE_BLOCKS - 1:
-                yield MORE
-
-    def detach(self, slot: int) -> None:
-        """DELETE reached a reserved slot: its STORE commits nothing."""
-        plan = self.by_slot[slot]
-        node = self._slots.node_of[slot]
-        self._slots.node_of[slot] = NO_NODE
-        plan.index.vacate(node, plan.shard, was_held=False)
-        self._unlock(plan)
-        plan.cleared = True
+            self._lanes.start(
+                plan.session.session, self._reservations.free(plan, slots), self.fault
+            )
 
     def cancel(self, plan: StorePlan, ticket: Ticket) -> None:
         """CANCEL: answered when no copy of the STORE can touch the pool any more."""
@@ -429,12 +273,14 @@ class Plans:
 
     def _commit(self, plan: StorePlan, count: int, ticket: Ticket) -> Steps:
         done, stop = 0, StopReason.NONE
+        if count > SMALL_BLOCKS:
+            yield MORE
         while done < count:
-            stop = self._obstacle(plan, done)
+            stop = self._publisher.obstacle(plan, done)
             if stop is not StopReason.NONE:
                 break
             part = plan.slots[done : min(count, done + SLICE_BLOCKS)]
-            self._publish(plan, done, part)
+            self._publisher.publish(plan, done, part)
             done += len(part)
             if done < count:
                 yield MORE
@@ -442,46 +288,3 @@ class Plans:
         self._outbox.reply(ticket, CommitReply(published=done, stop=stop))
         plan.slots = plan.slots[done:]
         self._drop(plan, None)
-
-    def _obstacle(self, plan: StorePlan, done: int) -> StopReason:
-        if plan.is_cleared:
-            return StopReason.CLEARED
-        index = plan.index
-        parent = index.parent[self._slots.node_of[plan.slots[done]]]
-        if parent != ROOT and index.full[plan.shard] and not index.holds(parent, plan.shard):
-            return StopReason.MISSING_PARENT
-        return StopReason.NONE
-
-    def _publish(self, plan: StorePlan, done: int, part: list[int]) -> None:
-        shard, owner, now_us = plan.shard, plan.owner, self._clock.now_us
-        slots, instance = self._slots, plan.session.instance.instance
-        numbers = np.array(part, dtype=np.int64)
-        slots.state[numbers] = HELD
-        for slot in part:
-            del self.by_slot[slot]
-        leaves, incomplete = plan.index.publish(slots.node[numbers].astype(np.int64), shard, now_us)
-        for node in leaves:
-            owner.leaves.offer(node)
-        for node in incomplete:
-            owner.leaves.watch(node, instance, now_us)
-        chunk = plan.held + done
-        rows = records.build(
-            keys=plan.keys[chunk * ID_BYTES : (chunk + len(part)) * ID_BYTES],
-            parent=plan.key(chunk - 1) if chunk else plan.parent_key,
-            fingerprint=owner.fingerprint,
-            shard=shard,
-            chunk_blocks=owner.namespace.chunk_blocks,
-            payload_bytes=owner.namespace.slot_payload_bytes(shard),
-            owner=instance,
-            stamp_us=now_us,
-            first_generation=self.next_generation,
-        )
-        self.next_generation += len(part)
-        slots.generation[numbers] = rows["generation"]
-        extents = slots.extent[numbers]
-        for extent_id, mine in self._by_extent(numbers):
-            extent = self._arena.extents[extent_id]
-            extent.num_reserved -= mine.size
-            extent.num_held += mine.size
-            extent.note_use(mine.size, now_us)
-            self._outbox.add(WriteRecords(extent_id, slots.local[mine], rows[extents == extent_id]))

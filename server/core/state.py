@@ -21,8 +21,10 @@ from server.core.operations import Operations
 from server.core.outbox import Outbox
 from server.core.peers import Peers
 from server.core.plans import Plans
+from server.core.publishing import Publisher
 from server.core.reclaim import Reclaimer
 from server.core.registry import Registry
+from server.core.reservations import Reservations
 from server.core.slots import SlotTable
 
 MAX_FAULTS = 16
@@ -67,6 +69,8 @@ class State:
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
         self.lookups = Lookups(self.arena, self.leases, self.clock)
+        self.reservations = Reservations(self.clock, self.outbox, self.arena, self.lanes)
+        self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
         self.plans = Plans(
             config,
             self.clock,
@@ -75,6 +79,8 @@ class State:
             self.arena,
             self.lanes,
             self.window,
+            self.reservations,
+            self.publisher,
             self.fault,
         )
         self.registry = Registry(
@@ -93,9 +99,11 @@ class State:
             self.timers,
             self.outbox,
             self.arena,
-            self.plans,
+            self.reservations,
+            self.publisher,
             self.registry,
             self.lanes,
+            self.fault,
         )
 
     def fault(self, error: Exception) -> None:

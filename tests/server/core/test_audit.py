@@ -51,7 +51,7 @@ def _missing(state: State) -> None:
 
 
 def _reserved(state: State) -> None:
-    state.plans.by_slot.popitem()
+    state.reservations.by_slot.popitem()
 
 
 def _unmapped(state: State) -> None:

@@ -11,44 +11,6 @@ from server.core import effects as fx
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
 
-def test_p07_only_what_follows_a_held_parent_is_stored() -> None:
-    world = World(config(), auto_copies=False)
-    a, b = world.engine("a"), world.engine("b")
-    a.register(namespace())
-    b.register(namespace())
-    keys = chain("x", 13)
-    first = a.send(a.store_body(keys, 0, 10))
-    world.pump()
-    assert len(world.jobs) > 0
-    late = b.store_body(keys, 10)
-    reply = b.ask(late)
-    assert (reply.held, reply.copied, reply.stop) == (0, 0, m.StopReason.MISSING_PARENT)
-    busy = b.ask(b.store_body(keys, 0))
-    assert (busy.copied, busy.stop) == (0, m.StopReason.BUSY)
-    a.die()
-    assert first not in a.replies or a.replies[first].error is not None
-    for job in list(world.jobs):
-        world.finish(job)
-    world.pump()
-    assert b.lookup(keys).ready == 0
-    assert world.core.stats()["slots_reserved"] == 0
-
-
-def test_nothing_is_found_before_commit() -> None:
-    world = World(config())
-    a = world.engine("a")
-    a.register(namespace())
-    keys = chain("x", 5)
-    assert a.store(keys).copied == 5
-    assert a.lookup(keys).ready == 0
-    assert a.commit(a.last_store, 3).published == 3
-    assert a.lookup(keys).ready == 3
-    assert world.core.stats()["slots_reserved"] == 0
-    assert a.error(m.Commit(session=a.session, store=a.last_store, count=1)) is (
-        ErrorCode.UNKNOWN_STORE
-    )
-
-
 def test_cancel_is_answered_when_no_piece_flies_any_more() -> None:
     world = World(config(copy_window_bytes=4 * 4096, copy_piece_bytes=2 * 4096), auto_copies=False)
     a = world.engine("a")
@@ -131,36 +93,6 @@ def test_an_uncommitted_store_goes_after_its_time() -> None:
     assert a.save(keys) == 4
 
 
-def test_p10_a_commit_after_clear_brings_nothing_back() -> None:
-    world = World(config())
-    a = world.engine("a")
-    a.register(namespace())
-    keys = chain("x", 6)
-    assert a.save(keys[:3]) == 3
-    assert a.store(keys).copied == 3
-    assert a.ask(m.Clear()).chunks == 6
-    reply = a.commit(a.last_store, 3)
-    assert (reply.published, reply.stop) == (0, m.StopReason.CLEARED)
-    assert a.lookup(keys).ready == 0
-    assert world.core.stats()["slots_held"] == 0
-
-
-def test_p10_a_commit_after_delete_brings_nothing_back() -> None:
-    world = World(config())
-    a = world.engine("a")
-    name = a.register(namespace())
-    assert name
-    keys = chain("x", 6)
-    a.save(keys[:3])
-    a.store(keys)
-    fingerprint = next(iter(world.core._state.registry.owners))
-    assert a.ask(m.Delete(fingerprint=fingerprint, keys=keys[1])).chunks >= 2
-    reply = a.commit(a.last_store, 3)
-    assert (reply.published, reply.stop) == (0, m.StopReason.CLEARED)
-    assert a.lookup(keys).ready == 1
-    assert a.save(keys) == 6
-
-
 def test_p10_a_late_frame_for_another_incarnation_is_refused() -> None:
     world = World(config())
     a = world.engine("a")
@@ -237,19 +169,6 @@ def test_bad_stores_are_refused_before_any_effect() -> None:
     assert world.core.stats()["slots_reserved"] == 0
     assert a.ask(good).copied == 4
     assert a.error(good) is ErrorCode.DUPLICATE
-
-
-def test_a_chain_that_contradicts_itself_stops_the_store() -> None:
-    world = World(config())
-    a = world.engine("a")
-    a.register(namespace())
-    x, y = chain("x", 4), chain("y", 4)
-    assert a.save(x) == 4
-    reply = a.store([y[0], y[1], x[1]])
-    assert (reply.copied, reply.stop) == (2, m.StopReason.MISSING_PARENT)
-    a.commit(a.last_store, 2)
-    reply = a.store([*chain("z", 2), chain("z", 1)[0]])
-    assert (reply.copied, reply.stop) == (2, m.StopReason.MISSING_PARENT)
 
 
 def test_sessions_take_turns_in_the_window() -> None:

@@ -1,0 +1,98 @@
+"""What COMMIT does to chunks: from reserved and copied to held.
+
+Purpose: check that the parent is still held and that nothing was cleared, then publish slice by
+slice: index, eviction order, generations, records. Must not know: copies, deadlines, who asked.
+Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.ids import ID_BYTES
+from protocol.messages import StopReason
+from server.core import records
+from server.core.arena import Arena
+from server.core.clock import Clock
+from server.core.effects import WriteRecords
+from server.core.index import ROOT
+from server.core.outbox import Outbox
+from server.core.reservations import Reservations
+from server.core.slots import HELD
+from server.core.stores import StorePlan
+
+
+class Publisher:
+    """Publishes chunks.
+
+    Args:
+        clock: current time.
+        outbox: where effects go.
+        arena: slots and extents.
+        reservations: which slots are not published yet.
+
+    Attributes:
+        next_generation: of the next published slot; one counter for the whole arena.
+    """
+
+    def __init__(
+        self, clock: Clock, outbox: Outbox, arena: Arena, reservations: Reservations
+    ) -> None:
+        self._clock = clock
+        self._outbox = outbox
+        self._arena = arena
+        self._slots = arena.slots
+        self._reservations = reservations
+        self.next_generation = 1
+
+    def obstacle(self, plan: StorePlan, done: int) -> StopReason:
+        """Why the chunk after ``done`` published ones may not be published, or NONE."""
+        if plan.is_cleared:
+            return StopReason.CLEARED
+        index = plan.index
+        parent = index.parent[self._slots.node_of[plan.slots[done]]]
+        if parent != ROOT and index.full[plan.shard] and not index.holds(parent, plan.shard):
+            return StopReason.MISSING_PARENT
+        return StopReason.NONE
+
+    def publish(self, plan: StorePlan, done: int, part: list[int]) -> None:
+        """Publishes some chunks at once.
+
+        Args:
+            plan: whose; without an obstacle.
+            done: chunks of it published before.
+            part: slots of those that follow.
+        """
+        shard, owner, now_us = plan.shard, plan.owner, self._clock.now_us
+        slots, instance = self._slots, plan.session.instance.instance
+        numbers = np.array(part, dtype=np.int64)
+        slots.state[numbers] = HELD
+        for slot in part:
+            del self._reservations.by_slot[slot]
+        leaves, incomplete = plan.index.publish(slots.node[numbers].astype(np.int64), shard, now_us)
+        for node in leaves:
+            owner.leaves.offer(node)
+        for node in incomplete:
+            owner.leaves.watch(node, instance, now_us)
+        chunk = plan.held + done
+        rows = records.build(
+            keys=plan.keys[chunk * ID_BYTES : (chunk + len(part)) * ID_BYTES],
+            parent=plan.key(chunk - 1) if chunk else plan.parent_key,
+            fingerprint=owner.fingerprint,
+            shard=shard,
+            chunk_blocks=owner.namespace.chunk_blocks,
+            payload_bytes=owner.namespace.slot_payload_bytes(shard),
+            owner=instance,
+            stamp_us=now_us,
+            first_generation=self.next_generation,
+        )
+        self.next_generation += len(part)
+        slots.generation[numbers] = rows["generation"]
+        extents = slots.extent[numbers]
+        for extent_id, mine in slots.by_extent(numbers):
+            extent = self._arena.extents[extent_id]
+            extent.num_reserved -= mine.size
+            extent.num_held += mine.size
+            extent.note_use(mine.size, now_us)
+            which = rows if mine.size == len(rows) else rows[extents == extent_id]
+            self._outbox.add(WriteRecords(extent_id, slots.local[mine], which))

@@ -1,0 +1,234 @@
+"""From a STORE's keys to slots of its own, and back when it commits nothing.
+
+Purpose: skip what is held, reserve a slot for each further chunk in slices, evicting or asking for
+an extent where there is none, and free reserved slots again. Must not know: how copying is done,
+what COMMIT publishes. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.messages import StopReason
+from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
+from server.core.arena import Arena
+from server.core.clock import Clock
+from server.core.effects import VoidRecords
+from server.core.index import ABSENT, ROOT
+from server.core.outbox import Outbox
+from server.core.slots import NO_NODE, Slots
+from server.core.stores import StorePlan
+
+EVICT_BLOCKS = 32
+"""Leaves evicted in one slice of a STORE."""
+
+FREE_BLOCKS = 16
+"""Reserved slots freed in one slice; each costs more than a reservation."""
+
+
+class Reservations:
+    """Slots that STOREs have taken and not published.
+
+    Args:
+        clock: current time.
+        outbox: where effects go.
+        arena: slots and extents.
+        lanes: where STOREs that wait for an extent are woken.
+
+    Attributes:
+        by_slot: the plan that reserved a slot.
+    """
+
+    def __init__(self, clock: Clock, outbox: Outbox, arena: Arena, lanes: Lanes) -> None:
+        self._clock = clock
+        self._outbox = outbox
+        self._arena = arena
+        self._slots = arena.slots
+        self._lanes = lanes
+        self.by_slot: dict[int, StorePlan] = {}
+
+    # --- what is held ---------------------------------------------------------------------
+
+    def begin(self, plan: StorePlan) -> None:
+        """Finds where a STORE continues and locks that node; sets ``stop`` if it cannot."""
+        self._find_held(plan)
+        if plan.stop is StopReason.NONE and plan.tip != ROOT:
+            plan.anchor, plan.anchor_life = plan.tip, plan.index.life[plan.tip]
+            plan.index.locks[plan.anchor] += 1
+
+    def unlock(self, plan: StorePlan) -> None:
+        """Gives the lock of ``begin`` back; nothing without one."""
+        index, node = plan.index, plan.anchor
+        lives = index is plan.owner.index and index.life[node] == plan.anchor_life
+        plan.anchor = ABSENT
+        if node == ABSENT:
+            return
+        if not lives:
+            plan.cleared = True
+        else:
+            plan.index.locks[node] -= 1
+            plan.owner.leaves.offer(node)
+
+    def _find_held(self, plan: StorePlan) -> None:
+        index, shard = plan.index, plan.shard
+        if plan.start:
+            plan.tip = index.find(plan.parent_key)
+            if plan.tip == ABSENT or index.depth[plan.tip] != plan.start - 1:
+                plan.stop = StopReason.MISSING_PARENT
+                return
+            if index.full[shard] and not index.holds(plan.tip, shard):
+                plan.stop = StopReason.MISSING_PARENT
+                return
+        if index.full[shard]:
+            plan.held, deepest = index.held_prefix(plan.keys, plan.start, shard)
+        else:
+            plan.held, deepest = self._window_prefix(plan)
+        if plan.held:
+            plan.tip = deepest
+            index.touch(deepest, self._clock.now_us)
+
+    def _window_prefix(self, plan: StorePlan) -> tuple[int, int]:
+        # A window group's cells are not prefix-closed; a few probes suffice, since what is held
+        # and not counted here only ends the STORE early.
+        count, deepest = 0, ABSENT
+        while count < min(plan.num_chunks, SLICE_BLOCKS):
+            node = plan.index.find(plan.key(count))
+            if node == ABSENT or not plan.index.holds(node, plan.shard):
+                break
+            count, deepest = count + 1, node
+        return count, deepest
+
+    # --- reserving ------------------------------------------------------------------------
+
+    def reserve(self, plan: StorePlan) -> Slots:
+        """Reserves slots for up to one slice of further chunks.
+
+        Args:
+            plan: begun; ``slots``, ``good`` and ``tip`` advance, ``stop`` is set when no chunk
+                can be reserved any more.
+
+        Returns:
+            int64[n], the new slots. None without a stop means that an extent is on its way:
+            the plan's task is woken when that is decided.
+        """
+        keys = plan.some_keys(plan.held + len(plan.slots), SLICE_BLOCKS)
+        found = plan.index.find_all(keys)
+        is_new = found.count(ABSENT) == len(found) == len(set(keys))
+        count = len(keys) if is_new else self._reservable(plan, keys, found)
+        slots = self._room(plan, count) if count else []
+        numbers = np.array(slots, dtype=np.int64)
+        if slots:
+            self._void(numbers)
+            nodes = self._nodes(plan, keys[: len(slots)], is_new)
+            plan.index.fill(nodes, plan.shard, numbers)
+            self._slots.node[numbers] = nodes
+            self.by_slot.update(dict.fromkeys(slots, plan))
+            plan.tip = int(nodes[-1])
+            plan.slots += slots
+            plan.good = len(plan.slots)
+        return numbers
+
+    def _nodes(self, plan: StorePlan, keys: list[bytes], is_new: bool) -> NDArray[np.int64]:
+        """Nodes for checked keys: those there are, then new ones."""
+        if is_new:
+            return plan.index.add_chain(keys, plan.tip, self._clock.now_us)
+        # Making room may have evicted some that were there before.
+        found = plan.index.find_all(keys)
+        known = found.index(ABSENT) if ABSENT in found else len(found)
+        nodes = np.array(found, dtype=np.int64)
+        if known < len(found):
+            parent = found[known - 1] if known else plan.tip
+            nodes[known:] = plan.index.add_chain(keys[known:], parent, self._clock.now_us)
+        return nodes
+
+    def _reservable(self, plan: StorePlan, keys: list[bytes], found: list[int]) -> int:
+        """How many of the next chunks may be reserved; sets ``stop`` when none may."""
+        index, shard, tip = plan.index, plan.shard, plan.tip
+        absent: set[bytes] = set()
+        for offset, (key, node) in enumerate(zip(keys, found, strict=True)):
+            if node == ABSENT and key not in absent:
+                absent.add(key)
+                continue
+            stop = StopReason.NONE
+            # After an absent chunk all further ones are absent, or belong to another chain.
+            if absent or index.parent[node] != tip:
+                stop = StopReason.MISSING_PARENT
+            elif index.cell(node, shard) != ABSENT:
+                stop = StopReason.BUSY
+            if stop is not StopReason.NONE:
+                if offset == 0:
+                    plan.stop = stop
+                return offset
+            tip = node
+        return len(keys)
+
+    def _room(self, plan: StorePlan, count: int) -> list[int]:
+        owner, shard, arena = plan.owner, plan.shard, self._arena
+        slots = arena.allocate(owner, shard, count)
+        if len(slots) == count:
+            arena.look_ahead(owner, shard)
+            return slots
+        waiter = self._waker(plan)
+        if arena.can_grow(owner, shard) and arena.demand(owner, shard, None if slots else waiter):
+            return slots
+        arena.press(owner, shard)
+        left = EVICT_BLOCKS
+        while len(slots) < count and left > 0:
+            gone = arena.evict(owner, min(left, count - len(slots)))
+            if not gone:
+                break
+            left -= gone
+            slots += arena.allocate(owner, shard, count - len(slots))
+        if not slots and not arena.demand(owner, shard, waiter, force=True):
+            plan.stop = StopReason.NO_ROOM
+        return slots
+
+    def _waker(self, plan: StorePlan) -> Callable[[bool], None]:
+        def wake(came: bool) -> None:
+            if not came and plan.stop is StopReason.NONE:
+                plan.stop = StopReason.NO_ROOM
+            if plan.task is not None and not plan.planned:
+                self._lanes.wake(plan.task)
+
+        return wake
+
+    def _void(self, numbers: Slots) -> None:
+        dirty = numbers[self._slots.generation[numbers] != 0]
+        if dirty.size:
+            self._slots.generation[dirty] = 0
+            for extent, part in self._slots.by_extent(dirty):
+                self._outbox.add(VoidRecords(extent, self._slots.local[part], reused=True))
+
+    # --- giving back ----------------------------------------------------------------------
+
+    def free(self, plan: StorePlan, slots: list[int]) -> Steps:
+        """Frees slots that a STORE reserved and does not publish, in slices.
+
+        Args:
+            plan: whose; no copy into the slots is in flight.
+            slots: in the order of its chunks; those it published already are left out.
+        """
+        # Deepest first, so that no reserved chunk is ever without its parent.
+        for number, slot in enumerate(reversed(slots)):
+            if number % FREE_BLOCKS == 0 and len(slots) > FREE_BLOCKS:
+                yield MORE
+            if self.by_slot.get(slot) is not plan:
+                continue
+            node = self._slots.node_of[slot]
+            if node != NO_NODE and plan.index is plan.owner.index:
+                plan.index.vacate(node, plan.shard, was_held=False)
+                self._arena.prune(plan.owner, node)
+            del self.by_slot[slot]
+            self._arena.abandon(slot)
+
+    def detach(self, slot: int) -> None:
+        """DELETE reached a reserved slot: its STORE commits nothing."""
+        plan = self.by_slot[slot]
+        node = self._slots.node_of[slot]
+        self._slots.node_of[slot] = NO_NODE
+        plan.index.vacate(node, plan.shard, was_held=False)
+        self.unlock(plan)
+        plan.cleared = True
