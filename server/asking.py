@@ -1,8 +1,7 @@
 """Asks a server that runs on this node for its counters, as any client of the protocol would.
 
-Introduces itself on the side socket, says HELLO with the token, asks once, and leaves. The server
-counts it as one process and one connection more until the asking process ends, so ask often from
-processes that end. Must not know: command lines, engines.
+Introduces itself on the side socket, says HELLO with the token, asks once, and leaves: while it is
+there the server counts one process and one connection more. Must not know: command lines, engines.
 Runs in: the thread of whoever asks, outside the server's process.
 """
 

@@ -146,6 +146,8 @@ def test_the_log_lines_described_are_in_the_code() -> None:
     assert len(found) > 12
     lost = [line for line in found if not all(part.strip() in code for part in line.split("…"))]
     assert lost == []
+    kinds = set(re.findall(r'complaints\.note\(\s*"([a-z_]+)"', code))
+    assert kinds - set(found) == set()
 
 
 def launch(*arguments: str) -> int:
