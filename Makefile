@@ -76,9 +76,9 @@ test: setup node ## every test but the slow ones
 	@mkdir -p build
 	@$(PYTEST) -m 'not slow' --junitxml=build/test-main.xml $(ARGS)
 
-slow: setup node ## the slow tests
+slow: setup node ## the full counts behind every claim, with verdicts: build/slow.json (25 min)
 	@mkdir -p build
-	@$(PYTEST) -m slow --timeout=900 --junitxml=build/test-slow.xml $(ARGS)
+	@$(PY) -m tests.slow $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: setup ## what this machine does: copies, latency, start-up, memory
 	@mkdir -p build

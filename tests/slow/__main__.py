@@ -1,0 +1,167 @@
+"""``make slow``: the full counts behind what this project claims, with verdicts, in one file.
+
+``python -m tests.slow [--seed N] [--quick] [--record]``. Shows each step while it runs and writes
+``build/slow.json`` after each, so that a run that is broken off tells what it has. ``--record``
+copies the file to ``docs/measured/``. Exit code 0 when everything ran and every target was met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from server.bench.machine import describe
+from tests.slow.steps import Figure, Step, plan
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = 1
+_SHOW_EVERY_S = 1.0
+_TAIL_LINES = 25
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs everything.
+
+    Args:
+        arguments: command line without the program; None for this process's.
+
+    Returns:
+        0 if all steps ran and all targets were met, else 1.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.slow", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, to try the runner")
+    parser.add_argument("--record", action="store_true", help="copy the file to docs/measured")
+    options = parser.parse_args(arguments)
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "begun": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "seed": options.seed,
+        "quick": options.quick,
+        "machine": describe(),
+        "steps": [],
+        "held": None,
+    }
+    path = build / "slow.json"
+    steps = plan(options.seed, build, options.quick)
+    print(f"seed {options.seed}, {len(steps)} steps, figures go to {path}", flush=True)
+    began_s = time.monotonic()
+    for number, step in enumerate(steps, start=1):
+        ended = run_step(step, f"{number}/{len(steps)} {step.name}", build)
+        document["steps"].append(ended)
+        document["seconds"] = round(time.monotonic() - began_s, 1)
+        document["load_1min_after"] = round(os.getloadavg()[0], 2)
+        document["held"] = (
+            all(one["held"] for one in document["steps"]) if number == len(steps) else None
+        )
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    show(document)
+    if options.record:
+        record(document, path)
+    return 0 if document["held"] else 1
+
+
+def run_step(step: Step, title: str, build: Path) -> dict[str, Any]:
+    """Runs one child process and judges what it left.
+
+    Args:
+        step: which.
+        title: to show.
+        build: for its output.
+
+    Returns:
+        JSON-ready: name, exit code, seconds, figures with verdicts, whether it held.
+    """
+    stem = "".join(c if c.isalnum() else "-" for c in step.name)
+    out_path, err_path = build / f"slow-{stem}.out", build / f"slow-{stem}.err"
+    began_s = time.monotonic()
+    with out_path.open("wb") as out, err_path.open("wb") as err:
+        child = subprocess.Popen(
+            step.command, cwd=ROOT, stdout=out, stderr=err, env={**os.environ, **step.environ}
+        )
+        code = _wait(child, title, began_s, step.limit_s)
+    seconds = round(time.monotonic() - began_s, 1)
+    stdout = out_path.read_text(encoding="utf-8", errors="replace")
+    error, figures = "", dict[str, Figure]()
+    try:
+        figures = step.read(build, stdout)
+    except (OSError, ValueError, KeyError, SyntaxError) as problem:
+        error = f"its figures could not be read: {problem!r}"
+    held = code == 0 and not error and all(figure.met is not False for figure in figures.values())
+    print(f"\r{title}: {seconds:.0f} s, {'held' if held else f'FAILED, exit code {code}'}   ")
+    if code != 0 or error:
+        tail = (stdout + err_path.read_text(encoding="utf-8", errors="replace")).splitlines()
+        print("\n".join([error, *tail[-_TAIL_LINES:]]), flush=True)
+    return {
+        "name": step.name,
+        "command": " ".join(step.command[1:]),
+        "exit_code": code,
+        "seconds": seconds,
+        "error": error,
+        "held": held,
+        "figures": {name: asdict(figure) for name, figure in figures.items()},
+    }
+
+
+def _wait(child: subprocess.Popen[bytes], title: str, began_s: float, limit_s: float) -> int:
+    """Waits, shows the time, and ends a child that takes too long."""
+    while True:
+        try:
+            return child.wait(_SHOW_EVERY_S)
+        except subprocess.TimeoutExpired:
+            taken_s = time.monotonic() - began_s
+            if sys.stdout.isatty():
+                print(f"\r{title}: {taken_s:.0f} s of at most {limit_s:.0f}", end="", flush=True)
+            if taken_s > limit_s:
+                child.terminate()
+                try:
+                    child.wait(20)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+                print(f"\n{title}: ended after its limit of {limit_s:.0f} s", flush=True)
+                return -1
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()
+            raise
+
+
+def show(document: dict[str, Any]) -> None:
+    """The verdict, and every target with what was measured."""
+    print()
+    for step in document["steps"]:
+        for name, figure in step["figures"].items():
+            if figure["met"] is False or (figure["met"] and step["name"] == "bench"):
+                verdict = "met" if figure["met"] else "MISSED"
+                value = figure["value"]
+                text = f"{value:.4g}" if isinstance(value, float) else str(value)
+                print(f"  {step['name']}: {name} = {text} (target {figure['target']}): {verdict}")
+    verdict = "all held" if document["held"] else "NOT all held"
+    print(f"{verdict} in {document['seconds']:.0f} s (seed {document['seed']})")
+
+
+def record(document: dict[str, Any], path: Path) -> None:
+    """Keeps a run in the repository, named after the commit it was made on."""
+    commit = str(document["machine"]["commit"] or "unknown").replace("+", "-changed")
+    target = ROOT / "docs" / "measured" / f"issue2-{commit}.json"
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(path, target)
+    print(f"kept as {target.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,189 @@
+"""What ``make slow`` runs, and how each step's figures are read and judged.
+
+Every step is a child process with a time limit, so that a crash or a hang is a verdict like any
+other. Knows the command lines of the project and the formats they write. Runs in the runner's
+process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+Figures = dict[str, float | int | str | bool | None]
+
+PROPERTY_ROUNDS = 5
+"""Rounds of all property tests, each with a seed of its own and twice the usual examples."""
+
+MARKS = "not slow and not node and not gpu"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number with its verdict.
+
+    Attributes:
+        value: measured.
+        target: in words; empty for none.
+        met: None without a target.
+    """
+
+    value: float | int | str | bool | None
+    target: str = ""
+    met: bool | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One child process.
+
+    Attributes:
+        name: shown and written down.
+        command: what to run, from the repository's root.
+        limit_s: longest time.
+        environ: beyond the runner's own.
+        read: makes figures of what it wrote to files and to stdout.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+    environ: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Path, str], dict[str, Figure]] = lambda build, stdout: {}
+
+
+def plan(seed: int, build: Path, quick: bool) -> list[Step]:
+    """Every step of a run, in order.
+
+    Args:
+        seed: of the run; each step derives its own from it.
+        build: folder for what the steps write.
+        quick: fewer rounds, for trying the runner itself.
+    """
+    python = sys.executable
+    rounds = 1 if quick else PROPERTY_ROUNDS
+    steps = [
+        _tests(
+            f"property tests, round {number + 1} of {rounds}",
+            build / f"slow-properties-{number}.xml",
+            ("-m", f"hypothesis and {MARKS}", f"--hypothesis-seed={seed + number}"),
+            {} if quick else {"CI": "true"},
+            limit_s=400,
+        )
+        for number in range(rounds)
+    ]
+    if not quick:
+        steps.append(
+            _tests(
+                "tests marked slow",
+                build / "slow-marked.xml",
+                ("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
+                {"KVKEEP_E2E_SEED": str(seed)},
+                limit_s=600,
+            )
+        )
+    more = {"KVKEEP_E2E_SEED": str(seed), "KVKEEP_E2E_ROUNDS": "60" if quick else "240"}
+    folders = ("tests/faults", "tests/e2e")
+    steps.append(
+        _tests("fault rows and end to end", build / "slow-e2e.xml", ("-m", MARKS, *folders), more)
+    )
+    demo = build / "slow-demo.json"
+    arguments = ("--quick",) if quick else ()
+    steps.append(
+        Step(
+            "demo",
+            (python, "-m", "adapter.conformance.demo", "--json", str(demo), *arguments),
+            limit_s=400,
+            read=lambda _, __: read_demo(json.loads(demo.read_text(encoding="utf-8")), quick),
+        )
+    )
+    steps.append(
+        Step(
+            "bench",
+            (python, "-m", "server", "bench", "--json", "--seed", str(seed), *arguments),
+            limit_s=600,
+            read=lambda _, stdout: read_bench(json.loads(stdout)),
+        )
+    )
+    return steps
+
+
+def _tests(
+    name: str,
+    report: Path,
+    arguments: tuple[str, ...],
+    environ: Mapping[str, str],
+    limit_s: float = 500,
+) -> Step:
+    command = (sys.executable, "-m", "pytest", "-q", *arguments, f"--junitxml={report}")
+    return Step(name, command, limit_s, environ, lambda _, __: read_junit(report))
+
+
+def read_junit(report: Path) -> dict[str, Figure]:
+    """Counts of one pytest run.
+
+    Args:
+        report: JUnit XML.
+    """
+    root = ET.parse(report).getroot()
+    suite = root if root.tag == "testsuite" else root[0]
+    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors")}
+    ran = counts["tests"] - int(suite.get("skipped", "0"))
+    failed = counts["failures"] + counts["errors"]
+    return {
+        "tests": Figure(ran, "> 0", ran > 0),
+        "failed": Figure(failed, "0", failed == 0),
+    }
+
+
+def read_demo(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
+    """Every claim of the demo, and its time.
+
+    Args:
+        document: as the demo wrote it.
+        quick: whether it was the short one, which counts other requests.
+    """
+    claims = [
+        (f"{act['title']}: {claim['text']}", bool(claim["held"]))
+        for act in document["acts"]
+        for claim in act["claims"]
+    ]
+    seconds = float(document["seconds"])
+    figures = {text: Figure(held, "held", held) for text, held in claims}
+    figures["claims"] = Figure(len(claims), "> 10", len(claims) > 10)
+    figures["seconds"] = Figure(seconds, "< 240", seconds < 240)
+    figures["all held"] = Figure(bool(document["held"]), "held", bool(document["held"]))
+    if not quick:
+        found = _trace_hits(document)
+        figures["trace blocks loaded of asked"] = Figure(
+            found, "2278 of 13662", found == "2278 of 13662"
+        )
+    return figures
+
+
+def _trace_hits(document: Mapping[str, Any]) -> str:
+    for act in document["acts"]:
+        figures = act["figures"]
+        if "hit_blocks" in figures and "full_blocks" in figures:
+            return f"{figures['hit_blocks']} of {figures['full_blocks']}"
+    return "not told"
+
+
+def read_bench(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Every figure of the benchmark with its own verdict.
+
+    Args:
+        document: as docs/benchmarks.md describes it.
+    """
+    targets = document["targets"]
+    return {
+        name: Figure(
+            value, targets.get(name, {}).get("target", ""), targets.get(name, {}).get("met")
+        )
+        for name, value in document["figures"].items()
+    }

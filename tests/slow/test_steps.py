@@ -1,0 +1,110 @@
+"""The runner of ``make slow``: its readers judge, its steps end, a broken child is a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slow.__main__ import run_step
+from tests.slow.steps import Figure, Step, plan, read_bench, read_demo, read_junit
+
+DEMO = {
+    "held": True,
+    "seconds": 100.0,
+    "acts": [
+        {
+            "title": "a",
+            "claims": [{"text": f"c{n}", "held": True} for n in range(12)],
+            "figures": {},
+        },
+        {"title": "replay", "claims": [], "figures": {"hit_blocks": 2278, "full_blocks": 13662}},
+    ],
+}
+
+
+def test_a_step_that_holds(tmp_path: Path) -> None:
+    step = Step(
+        "ok", (sys.executable, "-c", "print(7)"), 30, read=lambda _, out: {"n": Figure(out)}
+    )
+    ended = run_step(step, "1/1 ok", tmp_path)
+    assert ended["held"] is True
+    assert ended["figures"]["n"]["value"] == "7\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "read"),
+    [
+        ("import sys; sys.exit(3)", lambda _, __: {}),
+        ("", lambda _, __: {"x": Figure(1, "0", False)}),
+        ("", lambda _, __: json.loads("{")),
+        ("", lambda _, __: dict[str, Figure]()["missing"]),
+    ],
+)
+def test_what_fails_is_no_success(tmp_path: Path, code: str, read: object) -> None:
+    step = Step("bad", (sys.executable, "-c", code), 30, read=read)  # type: ignore[arg-type]
+    assert run_step(step, "1/1 bad", tmp_path)["held"] is False
+
+
+def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:
+    command = (
+        sys.executable,
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(99)",
+    )
+    ended = run_step(Step("hangs", command, 1), "1/1 hangs", tmp_path)
+    assert ended["held"] is False
+    assert ended["seconds"] < 30
+    pid = int((tmp_path / "slow-hangs.out").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_demo_is_judged_claim_by_claim() -> None:
+    figures = read_demo(DEMO, quick=False)
+    assert all(figure.met is not False for figure in figures.values())
+    assert figures["trace blocks loaded of asked"].value == "2278 of 13662"
+    broken = json.loads(json.dumps(DEMO))
+    broken["acts"][0]["claims"][3]["held"] = False
+    broken["acts"][1]["figures"]["hit_blocks"] = 2277
+    broken["seconds"] = 300
+    missed = {name for name, figure in read_demo(broken, False).items() if figure.met is False}
+    assert missed == {"a: c3", "seconds", "trace blocks loaded of asked"}
+
+
+def test_the_benchmark_keeps_its_own_verdicts() -> None:
+    document = {
+        "figures": {"store_ratio": 0.9, "start_s": 2.0, "fill_s": 3.0},
+        "targets": {
+            "store_ratio": {"target": ">= 0.85", "met": True},
+            "start_s": {"target": "<= 1.5", "met": False},
+        },
+    }
+    figures = read_bench(document)
+    assert {name: figure.met for name, figure in figures.items()} == {
+        "store_ratio": True,
+        "start_s": False,
+        "fill_s": None,
+    }
+
+
+@pytest.mark.parametrize(("failures", "tests", "met"), [(0, 5, True), (1, 5, False), (0, 0, False)])
+def test_a_test_run_without_tests_or_with_failures_missed(
+    tmp_path: Path, failures: int, tests: int, met: bool
+) -> None:
+    report = tmp_path / "r.xml"
+    report.write_text(
+        f'<testsuites><testsuite tests="{tests}" failures="{failures}" errors="0" skipped="0"/>'
+        "</testsuites>"
+    )
+    assert all(figure.met for figure in read_junit(report).values()) is met
+
+
+def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
+    names = [step.name for step in plan(1, tmp_path, quick=False)]
+    assert len(set(names)) == len(names)
+    assert {"demo", "bench", "tests marked slow", "fault rows and end to end"} <= set(names)
+    assert len(names) > len(plan(1, tmp_path, quick=True))
