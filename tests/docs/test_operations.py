@@ -161,9 +161,9 @@ def launch(*arguments: str) -> int:
 
 
 def test_exit_codes_are_the_described_ones(short_dir: Path, shm_dir: Path) -> None:
-    """130 and 143 are looked at in tests/server."""
+    """1, 130 and 143 are looked at in tests/server."""
     codes = {row[0]: row[1] for row in rows(section("Start, stop, upgrade"))}
-    assert set(codes) == {"0", "2", "130", "143"}
+    assert set(codes) == {"0", "1", "2", "130", "143"}
     assert launch("--l1-size", "1K") == 2
     with ServerProcess(short_dir, shm_dir / "a") as server:
         assert launch("--endpoint", server.url, "--l1-size", "1M") == 2
