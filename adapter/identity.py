@@ -8,7 +8,7 @@ sockets, requests. Runs in: the main thread, at pool registration.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from adapter import modelfiles, trtllm_api
@@ -108,17 +108,18 @@ class Geometry:
         chunk_blocks: pages of one chunk.
         num_pages: pages of the pool.
         page_bytes: bytes of one page.
+        chunk_tokens: tokens of one chunk.
     """
 
     tokens_per_block: int
     chunk_blocks: int
     num_pages: int
     page_bytes: int
+    chunk_tokens: int = field(init=False)
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of one chunk."""
-        return self.tokens_per_block * self.chunk_blocks
+    def __post_init__(self) -> None:
+        """Multiplies once: this is asked for each request in each iteration."""
+        object.__setattr__(self, "chunk_tokens", self.tokens_per_block * self.chunk_blocks)
 
 
 def refuse_unsupported(llm_args: Any) -> None:

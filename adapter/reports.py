@@ -48,10 +48,9 @@ def build_metadata(
     draft = _Draft()
     for report in output.new_requests:
         _take_new(table, report, iteration, now_s, draft)
-    for report in output.cached_requests:
-        _take_cached(table, report, iteration, now_s, draft)
-    for state in table.live():
-        if state.allocated and not state.reported and state.seen_iteration == iteration:
+    _take_cached(table, output.cached_requests, iteration, now_s, draft)
+    for state in table.unreported():
+        if state.allocated and state.seen_iteration == iteration:
             # Not in the batch yet, but its pages may be written from now on.
             draft.new_pages += [page for page in state.pages if page >= 0]
     table.expire(iteration, now_s)
@@ -82,9 +81,9 @@ def _take_new(
         table.drop(state)
         return
     state.seen_iteration, state.seen_s = iteration, now_s
-    state.begin(pages)
+    table.begin(state, pages)
     loaded = _take_offer(table, state, int(report.computed_position), draft)
-    if list(report.new_tokens) != state.tokens:
+    if report.new_tokens != state.tokens and list(report.new_tokens) != state.tokens:
         if not loaded:
             table.drop(state)
             return
@@ -121,18 +120,24 @@ def _take_offer(
 
 
 def _take_cached(
-    table: RequestTable, report: Any, iteration: int, now_s: float, draft: _Draft
+    table: RequestTable, reports: Sequence[Any], iteration: int, now_s: float, draft: _Draft
 ) -> None:
-    pages = [int(page) for page in report.new_block_ids]
-    draft.new_pages += _handed_out(pages, 0)
-    state = table.find(int(report.request_id))
-    if state is None or state.finished or not state.reported:
-        return
-    state.seen_iteration, state.seen_s = iteration, now_s
-    state.pages += pages
-    state.tokens += report.new_tokens
-    computed, scheduled = int(report.computed_position), int(report.num_scheduled_tokens)
-    _advance(state, max(0, computed), scheduled, table.geometry, draft)
+    # Runs for every generating request in every iteration.
+    geometry, find = table.geometry, table.find
+    for report in reports:
+        pages = report.new_block_ids
+        if pages:
+            pages = [int(page) for page in pages]
+            draft.new_pages += _handed_out(pages, 0)
+        state = find(report.request_id)
+        if state is None or state.finished or not state.reported:
+            continue
+        state.seen_iteration, state.seen_s = iteration, now_s
+        if pages:
+            state.pages += pages
+        state.tokens += report.new_tokens
+        computed = int(report.computed_position)
+        _advance(state, max(0, computed), int(report.num_scheduled_tokens), geometry, draft)
 
 
 def _advance(
@@ -144,13 +149,14 @@ def _advance(
     position is one behind under overlap), and no more than all known ones after it. Source: host
     contract §3, "Positions".
     """
-    chunk_tokens = geometry.chunk_tokens
+    known = len(state.tokens)
     draft.alive.append(state.key)
-    draft.valid.append(min(before, len(state.tokens)) // chunk_tokens)
-    after = min(before + scheduled, len(state.tokens)) // chunk_tokens
-    names = _name(state, after, geometry)
-    if names is not None:
-        draft.names.append(names)
+    draft.valid.append(min(before, known) // geometry.chunk_tokens)
+    after = min(before + scheduled, known) // geometry.chunk_tokens
+    if after > state.named_chunks:
+        names = _name(state, after, geometry)
+        if names is not None:
+            draft.names.append(names)
 
 
 def last_word(state: RequestState, tokens: Sequence[int], geometry: Geometry) -> LastWord:

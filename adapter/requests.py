@@ -23,6 +23,9 @@ EXPIRE_S: Final = 60.0
 """A request that was not reported for both is forgotten: late hosts cancel without a callback.
 Source: host contract rule 12."""
 
+EXPIRE_EVERY: Final = 16
+"""Iterations between looks for such requests."""
+
 MAX_FINISHED: Final = 8192
 """Finished requests that are remembered, to answer late and repeated calls."""
 
@@ -54,6 +57,8 @@ class RequestTable:
         self.ended: list[int] = []
         self._states: dict[int, RequestState] = {}
         self._live: dict[RequestKey, RequestState] = {}
+        self._unreported: dict[RequestKey, RequestState] = {}
+        self._expire_again_at = 0
         self._finished: deque[RequestState] = deque()
         self._next_key = 1
 
@@ -64,6 +69,20 @@ class RequestTable:
     def live(self) -> list[RequestState]:
         """Requests that are not finished."""
         return list(self._live.values())
+
+    def unreported(self) -> list[RequestState]:
+        """Requests that no report has named yet; only these can have offers."""
+        return list(self._unreported.values())
+
+    def begin(self, state: RequestState, pages: list[int]) -> None:
+        """The host reported a request: from now on only deltas come.
+
+        Args:
+            state: not reported before.
+            pages: of the whole prompt, by ordinal.
+        """
+        state.begin(pages)
+        self._unreported.pop(state.key, None)
 
     def live_keys(self) -> list[int]:
         """Keys whose leases must stay. Safe from any thread."""
@@ -108,7 +127,7 @@ class RequestTable:
         state = RequestState(key, facts, chain, len(facts.tokens), facts.tokens)
         state.extend_chain()
         self._states[facts.request_id] = state
-        self._live[key] = state
+        self._live[key] = self._unreported[key] = state
         return state
 
     def narrow(self, state: RequestState, num_computed: int) -> int:
@@ -159,6 +178,7 @@ class RequestTable:
             self.returns.ends.append(state.key)
             state.asked = False
         self._live.pop(state.key, None)
+        self._unreported.pop(state.key, None)
         state.forget_content()
         self._finished.append(state)
 
@@ -183,19 +203,24 @@ class RequestTable:
         Returns:
             Requests forgotten.
         """
-        gone = []
-        for state in self._live.values():
+        for state in self._unreported.values():
             if state.offer is not None and not state.allocated:
                 self.withdraw(state)
-            old = iteration - state.seen_iteration > EXPIRE_ITERATIONS
-            if old and now_s - state.seen_s > EXPIRE_S:
-                gone.append(state)
-        for state in gone:
-            self.drop(state)
         while self._finished and (
             len(self._finished) > MAX_FINISHED or now_s - self._finished[0].seen_s > EXPIRE_S
         ):
             self.drop(self._finished.popleft())
+        if iteration < self._expire_again_at:
+            return 0
+        self._expire_again_at = iteration + EXPIRE_EVERY
+        gone = [
+            state
+            for state in self._live.values()
+            if iteration - state.seen_iteration > EXPIRE_ITERATIONS
+            and now_s - state.seen_s > EXPIRE_S
+        ]
+        for state in gone:
+            self.drop(state)
         return len(gone)
 
     def take_returns(self) -> Returns:

@@ -50,8 +50,9 @@ class SaveBook:
             entry = ledger.find(key)
             if entry is not None:
                 entry.alive_bind = ledger.num_binds
-                entry.confirm(valid, mark)
-                ledger.note(entry)
+                if valid > entry.confirmed:
+                    entry.confirm(valid, mark)
+                    ledger.note(entry)
 
     def finished(self, request_ids: Iterable[int], mark: Mark | None, now_s: float) -> None:
         """The host announces finished requests whose pages it keeps for us.

@@ -225,6 +225,7 @@ class SaveFlow:
                 self._ledger.remove(entry)
             else:
                 self._ledger.tidy(entry, now_s)
+                self._ledger.note(entry)
         return lost
 
     def give_up_held(self) -> None:

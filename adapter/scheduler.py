@@ -127,7 +127,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             return ConnectorMetadata(iteration)
         if self._broken_promise:
             return ConnectorMetadata(iteration, failure=self._broken_promise)
-        has_offers = any(state.offer is not None for state in table.live())
+        has_offers = any(state.offer is not None for state in table.unreported())
         try:
             metadata = build_metadata(table, scheduler_output, iteration, now_s)
         except Exception as error:  # noqa: BLE001 - told to the worker, who fails the loads
