@@ -12,7 +12,6 @@ import logging
 import os
 import resource
 import signal
-import sys
 import time
 from collections import deque
 from types import FrameType
@@ -30,9 +29,11 @@ from server.shell import clock, memory
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
+from server.shell.door import remove_stale_socket
 from server.shell.extents import Allocator
+from server.shell.journal import STDOUT, Journal
 from server.shell.lock import FileLock, owner_line
-from server.shell.loop import Loop, make_socket
+from server.shell.loop import Loop, ThreadDiedError, make_socket
 from server.shell.peers import SideSocket
 from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
 from server.shell.supervisor import Supervisor
@@ -40,7 +41,9 @@ from server.shell.supervisor import Supervisor
 _log = logging.getLogger("kvkeep.server")
 
 DRAIN_LIMIT_S = 5.0
+EXIT_FAULT = 1
 _END_LIMIT_S = 5.0
+_JOURNAL_LIMIT_S = 1.0
 
 
 class Server:
@@ -48,15 +51,17 @@ class Server:
 
     Args:
         config: settings.
+        journal: writes the start-up line.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, journal: Journal) -> None:
         """Takes locks and makes arena and sockets; nothing is left behind when it fails.
 
         Raises:
             ConfigError: ENDPOINT_IN_USE, INVALID_CONFIG.
         """
         self._config = config
+        self._journal = journal
         self._side_path = config.endpoint.side_path(config.runtime_dir)
         self._epoch = Epoch(os.urandom(16))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -105,6 +110,7 @@ class Server:
             self._epoch,
             self._arena.id,
             self._reporters["side"],
+            complaints=self._complaints,
         )
         self._allocator = Allocator(self._arena.directory, self._arena.id, self._reporters["arena"])
         self._supervisor = Supervisor(HOST_COPIER, self._reporters["copier-0"])
@@ -112,27 +118,36 @@ class Server:
         self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
 
     def run(self) -> None:
-        """Serves until SIGTERM or SIGINT.
+        """Serves until SIGTERM, SIGINT, or SIGHUP unless that is ignored (as nohup has it).
 
         Raises:
             ConfigError: the endpoint cannot be bound.
+            ThreadDiedError: a thread ended; nothing is left behind all the same.
         """
-        old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         try:
-            for number in old:
-                signal.signal(number, self._on_signal)
+            for number in numbers:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, self._on_signal)
             self._supervisor.start()
             self._allocator.start()
             own_ids = [reporter.routing_id for reporter in self._reporters.values()]
             self._loop.bind(self._config.endpoint, own_ids)
             self._sides.start()
+            self._loop.threads = {
+                "side": self._sides.is_alive,
+                "arena": self._allocator.is_alive,
+                "copier-0": self._supervisor.is_alive,
+            }
             self._say_ready()
             calm_collector()
             self._loop.run()
         finally:
+            # It ends already, and what the handler posts with is closed next. They stay ignored,
+            # so that the process ends with its own exit code.
+            for number in numbers:
+                signal.signal(number, signal.SIG_IGN)
             self._close()
-            for number, handler in old.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread between two steps of it; the loop's recv takes the wake-up.
@@ -146,13 +161,7 @@ class Server:
             f"(extents of {size(self.extent_bytes)}), tiers L1, pid {os.getpid()}, "
             f"started in {process_age_s():.2f} s\n"
         )
-        try:
-            if sys.stdout is None:  # it was closed before this process began
-                raise OSError("stdout is closed")
-            sys.stdout.write(line)
-            sys.stdout.flush()
-        except OSError as error:  # whoever started it does not listen; it serves all the same
-            _log.warning("the start-up line could not be written: %s", error)
+        self._journal.write(STDOUT, line)
         if self._arena.num_discarded:
             _log.info("discarded %d extents of a predecessor", self._arena.num_discarded)
 
@@ -193,7 +202,14 @@ def _lock_endpoint(config: ServerConfig) -> FileLock:
             ErrorCode.INVALID_CONFIG,
             f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: {error.strerror}",
         ) from error
-    return FileLock(path, owner, f"the endpoint {config.endpoint.url}")
+    lock = FileLock(path, owner, f"the endpoint {config.endpoint.url}")
+    try:
+        if not config.endpoint.is_tcp:
+            remove_stale_socket(config.endpoint.path)  # ZMQ would remove whatever lies there
+    except ConfigError:
+        lock.release()
+        raise
+    return lock
 
 
 def fit_arena(config: ServerConfig, folder_free_bytes: int) -> int:
@@ -267,8 +283,41 @@ def launch(config: ServerConfig) -> None:
     Raises:
         ConfigError: it cannot start; one line says why.
     """
+    occupy_standard_descriptors()
+    os.umask(0o077)
+    journal = Journal()
     logging.basicConfig(
-        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=config.log_level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[journal],
     )
     raise_descriptor_limit()
-    Server(config).run()
+    signal.signal(signal.SIGTERM, _stop_early)
+    try:
+        Server(config, journal).run()
+    except ThreadDiedError as error:
+        _log.critical("%s: the server ends, so that it can be started again", error)
+        raise SystemExit(EXIT_FAULT) from None
+    finally:
+        journal.finish(_JOURNAL_LIMIT_S)
+
+
+def _stop_early(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before it serves: what was made so far is taken down again."""
+    raise SystemExit(128 + number)
+
+
+def occupy_standard_descriptors() -> None:
+    """Opens /dev/null in place of stdin, stdout or stderr that were closed by whoever started this.
+
+    Otherwise the next files opened here would get their numbers, and log lines would go into them.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            os.set_inheritable(fd, True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 
 from protocol.errors import ConfigError, ErrorCode
@@ -20,6 +21,7 @@ from server.shell.lock import FileLock, owner_line
 _LOCK = "lock"
 _IDENTITY = "arena"
 _SHM = "/dev/shm"
+_EXTENT_NAME = re.compile(r"[0-9]{8,10}" + re.escape(EXTENT_SUFFIX))
 
 
 def default_directory(url: str, uid: int) -> str:
@@ -72,7 +74,7 @@ class Arena:
 
     def _discard_extents(self) -> None:
         for name in os.listdir(self.directory):
-            if name.endswith(EXTENT_SUFFIX):
+            if _EXTENT_NAME.fullmatch(name):  # whatever else lies there is not ours
                 os.unlink(f"{self.directory}/{name}")
                 self.num_discarded += 1
 

@@ -1,15 +1,14 @@
 """The loop's end of a copier: sends commands without blocking, knows what is outstanding.
 
 Purpose: what the socket has no room for waits here; every command is answered, so an answer comes
-and makes room. A copier that stops answering is killed; its supervisor sees it dead and starts
-another. Must not know: how the process is started, what jobs are for. Runs in: the loop thread.
+and makes room. A copier that stops answering, or that a command cannot be sent to, is given up:
+its socket is shut down, whereupon its supervisor kills it and starts another. Must not know: how
+the process is started, what jobs are for. Runs in: the loop thread.
 """
 
 from __future__ import annotations
 
 import array
-import os
-import signal
 import socket
 from collections import deque
 
@@ -38,7 +37,6 @@ class CopierLink:
         self.pid = 0
         self._stall_limit_ns = int(stall_limit_s * clock.NS_PER_S)
         self._progress_ns = 0
-        self._pidfd = -1
         self._channel: socket.socket | None = None
         self._waiting: deque[tuple[bytes, Descriptor | None]] = deque()
         self._extents: dict[ExtentId, ExtentFile] = {}
@@ -48,16 +46,11 @@ class CopierLink:
 
         Args:
             channel: SOCK_SEQPACKET to it; owned from here on.
-            pid: its process id; a child of ours, so the number cannot name another process
-                before the supervisor has waited for it.
+            pid: its process id, for people.
             now_ns: the clock.
         """
         self._channel = channel
         self.pid = pid
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # dead already; CopierLost is on its way
-            self._pidfd = -1
         self._progress_ns = now_ns
         for file in self._extents.values():
             self._map_extent(file, now_ns)
@@ -70,9 +63,7 @@ class CopierLink:
                 descriptor.give_back()
         if self._channel is not None:
             self._channel.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-        self._channel, self._pidfd, self.pid, self.num_outstanding = None, -1, 0, 0
+        self._channel, self.pid, self.num_outstanding = None, 0, 0
 
     def add_extent(self, file: ExtentFile, now_ns: int) -> None:
         """Passes an extent to this copier and to those that follow it."""
@@ -138,25 +129,27 @@ class CopierLink:
         return self._progress_ns + self._stall_limit_ns
 
     def check(self, now_ns: int) -> bool:
-        """Kills the copier if it is wedged.
+        """Gives the copier up if it is wedged.
 
         Args:
             now_ns: the clock.
 
         Returns:
-            Whether it was killed; CopierLost follows.
+            Whether it was given up; CopierLost follows.
         """
         due_ns = self.deadline_ns()
         if due_ns is None or now_ns < due_ns:
             return False
         self._progress_ns = now_ns
-        if self._pidfd < 0:
-            return False
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:  # dead and waited for already
-            pass
+        self._give_up()
         return True
+
+    def _give_up(self) -> None:
+        if self._channel is not None:
+            try:
+                self._channel.shutdown(socket.SHUT_RDWR)
+            except OSError:  # its other end is closed: the supervisor knows
+                pass
 
     def _map_extent(self, file: ExtentFile, now_ns: int) -> None:
         geometry = file.geometry
@@ -192,8 +185,10 @@ class CopierLink:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                # Its other end is closed: CopierLost follows and settles what was outstanding.
-                pass
+                # Its other end is closed, or the kernel refuses the packet or its descriptor. A
+                # command left out would be waited for for ever, so it is given up either way:
+                # CopierLost follows and settles what was outstanding.
+                self._give_up()
             self._waiting.popleft()
             if descriptor is not None:
                 descriptor.give_back()

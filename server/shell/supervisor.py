@@ -121,14 +121,18 @@ class Supervisor:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def is_alive(self) -> bool:
+        """Whether the thread runs; the copier may be dead for a moment."""
+        return self._thread.is_alive()
+
     def _run(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
             begun_ns = clock.now_ns()
             try:
                 self._one_life()
-            except OSError as error:
-                _log.error("copier %d cannot be started: %s", self._copier, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one may live
+                _log.error("copier %d cannot be kept running: %r", self._copier, error)
             lived_long = clock.now_ns() - begun_ns > _LONG_LIFE_S * clock.NS_PER_S
             backoff_s = _FIRST_BACKOFF_S if lived_long else min(2 * backoff_s, _MAX_BACKOFF_S)
             self._stopping.wait(backoff_s)
@@ -139,17 +143,20 @@ class Supervisor:
             self._channel = ours
         if self._stopping.is_set():
             ours.shutdown(socket.SHUT_RDWR)
-        was_ready = self._await_ready(ours)
-        if was_ready:
-            self._reporter.post(CopierReady(self._copier, child.pid, ours))
-            self._read_answers(ours)
-        self._end(child)
-        with self._lock:
-            self._channel = None
-        if was_ready:
-            self._reporter.post(CopierLost(self._copier))
-        else:
-            ours.close()
+        was_ready = False
+        try:
+            was_ready = self._await_ready(ours)
+            if was_ready:
+                self._reporter.post(CopierReady(self._copier, child.pid, ours))
+                self._read_answers(ours)
+        finally:
+            self._end(child)
+            with self._lock:
+                self._channel = None
+            if was_ready:
+                self._reporter.post(CopierLost(self._copier))
+            else:
+                ours.close()
 
     def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -140,6 +140,86 @@ def test_a_stopped_copier_does_not_hold_up_the_end(short_dir: Path, shm_dir: Pat
     assert list(shm_dir.iterdir()) == []
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_further_signals_do_not_disturb_its_end(
+    short_dir: Path, shm_dir: Path, first: signal.Signals
+) -> None:
+    with ServerProcess(short_dir, shm_dir / "a") as server:
+        assert wait_until(lambda: len(server.children()) == 1)
+        [copier] = server.children()
+        assert wait_until(lambda: rss_bytes(copier) > 20 << 20)
+        os.kill(copier, signal.SIGSTOP)  # so that its end takes some seconds
+        server.process.send_signal(first)
+        while server.process.poll() is None:
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.02)
+        assert server.process.returncode == 0
+        assert server.log() == ""
+    assert [path.name for path in short_dir.iterdir()] == ["server.log"]
+    assert list(shm_dir.iterdir()) == []
+
+
+def full_pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    for size in (1 << 16, 1):
+        try:
+            while True:
+                os.write(write, b"x" * size)
+        except BlockingIOError:
+            pass
+    os.set_blocking(write, True)
+    return read, write
+
+
+def check_it_serves(url: str, side_path: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(url)
+        dealer.send_multipart([b"", b"garbage"])  # noted in the log
+        assert dealer.poll(20_000)  # its side socket listens before it answers
+    with Engine(url, side_path) as engine:
+        engine.wire.call(Ping(), Done)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_it_serves_and_ends_whoever_reads_its_output(
+    short_dir: Path, shm_dir: Path, closed: bool
+) -> None:
+    read, write = full_pipe()
+    command = [sys.executable, "-m", "server", "launch", "--endpoint", f"ipc://{short_dir}/s"]
+    command += ["--arena-dir", str(shm_dir / "a"), "--l1-size", "64M", "--log-level", "DEBUG"]
+    if closed:
+        command = ["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=write, stderr=write)
+    try:
+        check_it_serves(f"ipc://{short_dir}/s", f"{short_dir}/s.side")
+        if closed:
+            links = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in range(3)]
+            assert links == [os.devnull] * 3
+        process.terminate()
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+        os.close(write)
+    assert list(short_dir.iterdir()) == []
+    assert list(shm_dir.iterdir()) == []
+
+
+def test_a_file_at_the_endpoint_is_left_alone(short_dir: Path, shm_dir: Path) -> None:
+    (short_dir / "s").write_text("precious")
+    arguments = ("--arena-dir", str(shm_dir / "a"), "--l1-size", "64M")
+    code, out, err = launch("--endpoint", f"ipc://{short_dir}/s", *arguments)
+    assert (code, out) == (2, "")
+    assert "no socket" in err
+    assert err.count("\n") == 1
+    assert (short_dir / "s").read_text() == "precious"
+    assert [path.name for path in short_dir.iterdir()] == ["s"]
+    assert list(shm_dir.iterdir()) == []
+
+
 def test_b38_a_second_server_is_refused_and_the_first_unaffected(server: ServerProcess) -> None:
     with Engine(server.url, server.side_path) as engine:
         code, out, err = launch("--endpoint", server.url, "--l1-size", "64M")
@@ -415,8 +495,8 @@ def test_a_process_that_ends_is_forgotten(server: ServerProcess) -> None:
         child.stdin.close()
         child.stdout.close()
         assert wait_until(lambda: processes() == 1)
-        # The end of a connection alone forgets nothing: this process still runs.
-        side = SideClient(server.side_path)
-        side.hello(os.urandom(16))
-        side.close()
-        assert processes() == 2
+        # This one still runs, but has nothing here that its exit would free.
+        quiet = SideClient(server.side_path)
+        quiet.hello(os.urandom(16))
+        quiet.close()
+        assert wait_until(lambda: processes() == 1)

@@ -135,6 +135,25 @@ def test_a_copier_that_is_gone_takes_commands_silently() -> None:
     link.detach()
 
 
+def test_a_copier_that_a_command_cannot_be_sent_to_is_replaced() -> None:
+    with Reports() as reports:
+        supervisor = Supervisor(HOST_COPIER, reports.reporter)
+        supervisor.start()
+        ready = reports.wait_for(CopierReady)
+        link = CopierLink()
+        link.attach(ready.channel, ready.pid, 0)
+        # More than a packet may hold: the kernel refuses it, and no answer would ever come.
+        ready.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        link.start(make_copy(1, 2000), 0)
+        reports.wait_for(CopierLost)
+        link.detach()
+        assert link.num_outstanding == 0
+        again = reports.wait_for(CopierReady)
+        assert again.pid != ready.pid
+        assert supervisor.stop(10)
+        again.channel.close()
+
+
 @pytest.mark.parametrize("with_progress", [False, True])
 def test_a_wedged_copier_is_killed_and_one_that_answers_is_not(with_progress: bool) -> None:
     with Reports() as reports:

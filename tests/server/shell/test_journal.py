@@ -1,0 +1,71 @@
+"""Log lines go out in order, and never hold up who logs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from server.shell.journal import MAX_LINES, Journal
+
+
+def record(text: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("x", logging.WARNING, "f", 1, text, arguments, None)
+
+
+def test_lines_are_written_in_order_and_waited_for() -> None:
+    read, write = os.pipe()
+    journal = Journal(write)
+    for number in range(500):
+        journal.emit(record("line %d", number))
+    assert journal.finish(10)
+    assert os.read(read, 1 << 16) == b"".join(b"line %d\n" % n for n in range(500))
+    journal.emit(record("%d", "no number"))
+    assert journal.finish(10)
+    assert b"could not be formatted" in os.read(read, 1 << 16)
+    os.close(read)
+    journal.emit(record("into a closed pipe"))
+    assert journal.finish(10)
+    os.close(write)
+
+
+def test_a_pipe_that_nobody_reads_holds_up_nobody_and_losses_are_told() -> None:
+    read, write = os.pipe()
+    journal = Journal(write)
+    begun_s = time.monotonic()
+    for _ in range(4 * MAX_LINES):
+        journal.emit(record("x" * 1000))
+    assert not journal.finish(0.2)
+    assert time.monotonic() - begun_s < 5
+    assert journal.num_lost >= 2 * MAX_LINES
+    collected: list[bytes] = []
+
+    def drain() -> None:
+        while data := os.read(read, 1 << 16):
+            collected.append(data)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    assert journal.finish(10)
+    journal.emit(record("the last"))
+    assert journal.finish(10)
+    os.close(write)
+    reader.join(10)
+    os.close(read)
+    text = b"".join(collected).decode()
+    assert "log lines were lost" in text
+    assert text.endswith("the last\n")
+    assert text.count("x" * 1000) + journal.num_lost == 4 * MAX_LINES
+
+
+def test_a_stdout_that_cannot_be_written_is_told_on_stderr() -> None:
+    read, write = os.pipe()
+    journal = Journal(write)
+    closed = os.dup(write)
+    os.close(closed)
+    journal.write(closed, "ready\n")
+    assert journal.finish(10)
+    assert b"could not be written" in os.read(read, 1 << 16)
+    os.close(read)
+    os.close(write)
