@@ -31,7 +31,10 @@ from protocol.messages import Cancel, Commit, CommitReply, StopReason, Store, St
 
 STORE_TIMEOUT_S: Final = 20.0
 SETTLE_TIMEOUT_S: Final = 5.0
-_POLL_S: Final = 0.001
+_GATE_POLL_S: Final = 0.004
+_REPLY_POLL_S: Final = 0.01
+"""Waiting for a stream or for the server: a reply ends the wait at once, new work does not. Each
+turn takes the engine's thread the GIL for some 50 µs."""
 _PROOF_POLL_S: Final = 0.1
 _IDLE_S: Final = 1.0
 _RETRY_S: Final = 0.05
@@ -185,7 +188,7 @@ class Saver:
             self._pause(_RETRY_S)
             return
         if self._tickets:
-            for completion in channel.poll(_POLL_S):
+            for completion in channel.poll(min(_REPLY_POLL_S, self._idle_wait_s())):
                 self._complete(completion)
         else:
             self._pause(self._idle_wait_s())
@@ -194,7 +197,7 @@ class Saver:
         with self._lock:
             entries = self._ledger.busy()
             if any(entry.num_gates for entry in entries):
-                return _POLL_S
+                return _GATE_POLL_S
             return _PROOF_POLL_S if entries else _IDLE_S
 
     def _send(self, channel: Channel, joined: Joined) -> None:
