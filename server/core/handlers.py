@@ -6,7 +6,7 @@ Must not know: frames, sockets. Runs in: the loop thread.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,8 +44,8 @@ from protocol.messages import (
     Unpin,
     Unregister,
 )
-from server.core.admission import Steps
-from server.core.leases import Lease
+from server.core.admission import MORE, Steps
+from server.core.leases import Lease, slice_chunks
 from server.core.lookups import Match
 from server.core.namespaces import PoolState, Session
 from server.core.outbox import Ticket
@@ -146,13 +146,18 @@ class Handlers:
                     steps.close()
                     raise RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request took too long")
 
-        def failed(error: Exception) -> None:
-            if not isinstance(error, KvkeepError):
-                state.fault(error)
-                error = RequestError(ErrorCode.INTERNAL, "the server failed; its log says why")
-            state.outbox.fail(ticket, error)
+        state.lanes.start(lane, guarded(), partial(self._failed, ticket))
 
-        state.lanes.start(lane, guarded(), failed)
+    def _in_slices(self, ticket: Ticket, lane: SessionId, steps: Steps) -> None:
+        """Runs long work that goes on to its end whether or not somebody waits for the answer."""
+        self._await(ticket)
+        self._state.lanes.start(lane, steps, partial(self._failed, ticket))
+
+    def _failed(self, ticket: Ticket, error: Exception) -> None:
+        if not isinstance(error, KvkeepError):
+            self._state.fault(error)
+            error = RequestError(ErrorCode.INTERNAL, "the server failed; its log says why")
+        self._state.outbox.fail(ticket, error)
 
     def _await(self, ticket: Ticket) -> None:
         """For work that goes on to its end whether or not somebody waits for the answer."""
@@ -272,7 +277,7 @@ class Handlers:
         )
         return None
 
-    def _release(self, process: Process, body: Release, ticket: Ticket) -> Released:
+    def _release(self, process: Process, body: Release, ticket: Ticket) -> Released | None:
         session = self._of_process(process, body.session)
         leases = self._state.leases
         lease = leases.get(session.instance, body.lease)
@@ -280,11 +285,24 @@ class Handlers:
             return Released(chunks=0)
         first = max(0, body.start - lease.start) if body.count else 0
         stop = body.start + body.count - lease.start if body.count else lease.ready
-        if body.all_readers and first == 0 and stop >= lease.ready:
-            return Released(chunks=leases.end_all(lease))
+        stop, ended = min(stop, lease.ready), 0
+        if body.all_readers and first == 0 and stop == lease.ready:
+            ended = leases.end_unretrieved(lease)
         ranks = range(session.owner.namespace.num_ranks) if body.all_readers else (session.rank,)
-        ended = sum(leases.release(lease, rank, first, stop - first) for rank in ranks)
-        return Released(chunks=ended)
+        if (stop - first) * len(ranks) <= slice_chunks(lease):
+            ended += sum(leases.release(lease, rank, first, stop - first) for rank in ranks)
+            return Released(chunks=ended)
+        self._in_slices(
+            ticket, session.session, self._give_back(lease, ranks, first, stop, ended, ticket)
+        )
+        return None
+
+    def _give_back(
+        self, lease: Lease, ranks: Sequence[int], first: int, stop: int, ended: int, ticket: Ticket
+    ) -> Steps:
+        yield MORE
+        more = yield from self._state.leases.give_back(lease, ranks, first, stop - first)
+        self._state.outbox.reply(ticket, Released(chunks=ended + more))
 
     def _end_session(self, process: Process, body: EndSession, ticket: Ticket) -> Released:
         session = self._of_instance(process, body.session)

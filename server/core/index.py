@@ -237,9 +237,10 @@ class ChunkIndex:
         Returns:
             The parent of the last, or ROOT.
         """
-        nodes = np.array(line[:-1], dtype=np.int64)
-        self.cells[line] = ABSENT
-        self._columns["used"][line] = 0
+        nodes = np.array(line, dtype=np.int64)
+        self.cells[nodes] = ABSENT
+        self._columns["used"][nodes] = 0
+        nodes = nodes[:-1]
         by_key, keys = self._by_key, self.keys
         for node in line[:-1]:
             del by_key[keys[node]]

@@ -9,7 +9,7 @@ know: messages, sockets, who evicts. Runs in: the loop thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from protocol import limits
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ExtentId, LeaseId, RequestKey, SessionId
-from server.core.admission import MORE, WALK_BLOCKS, Steps
+from server.core.admission import MORE, WALK_BLOCKS, Pause, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.index import ChunkIndex
 from server.core.namespaces import Instance, Owner
 from server.core.slots import HELD, NO_NODE
 
-PIN_SLOTS = 4096
+PIN_SLOTS = 1024
 """Slots that are pinned or released in one slice."""
 
 
@@ -44,7 +44,7 @@ class Lease:
         start: ordinal of the first matched chunk.
         ready: matched chunks.
         is_open: whether it still promises chunks that were not retrieved.
-        slots: int32[ready, num_shards], filled as chunks are retrieved; None before.
+        slots: int32[ready, num_shards], valid where ``retrieved``; None before.
         retrieved: bool[ready].
         held_by: bool[num_ranks, ready], who has not given back which chunk.
     """
@@ -182,16 +182,18 @@ class Leases:
             yield from self._walk(lease, nodes)
             self._check_alive(lease)
             self._reserve_memory(lease)
-            step = max(1, PIN_SLOTS // lease.index.num_shards)
+            parts: list[bytes] = []
+            step = slice_chunks(lease)
             for begin in range(0, count, step):
                 # A slice's pins and notes come at once, so that an end between slices finds
                 # each chunk either pinned and noted, or neither.
                 self._check_alive(lease)
                 part = nodes[begin : min(count, begin + step)]
                 self._pin(lease, first + begin, part, pinned)
+                parts.append(self.descriptors(lease, first + begin, len(part)))
                 yield MORE
             self._check_alive(lease)
-            done(self.descriptors(lease, first, count))
+            done(b"".join(parts))
             is_done = True
         finally:
             if not is_done:
@@ -252,7 +254,8 @@ class Leases:
                 f"the leases of one engine may name {self._max_slots} slots",
             )
         instance.num_leased_slots += shape[0] * shape[1]
-        lease.slots = np.full(shape, -1, dtype=np.int32)
+        # Read only where somebody holds a chunk, so not filled: that would be a burst.
+        lease.slots = np.empty(shape, dtype=np.int32)
         lease.retrieved = np.zeros(lease.ready, dtype=np.bool_)
         lease.held_by = np.zeros((lease.owner.namespace.num_ranks, lease.ready), dtype=np.bool_)
 
@@ -308,6 +311,29 @@ class Leases:
         self._forget_if_over(lease)
         return ended
 
+    def give_back(
+        self, lease: Lease, ranks: Iterable[int], first: int, count: int
+    ) -> Generator[Pause, None, int]:
+        """Readers give chunks back, in slices.
+
+        Args:
+            lease: which.
+            ranks: the readers.
+            first: index of the first chunk within the lease.
+            count: chunks; what lies outside the lease or was given back is left out.
+
+        Returns:
+            Chunks that no reader holds any more because of this.
+        """
+        ended, step, stop = 0, slice_chunks(lease), min(lease.ready, first + count)
+        for rank in ranks:
+            for begin in range(first, stop, step):
+                if begin > first:
+                    yield MORE
+                ended += self.release(lease, rank, begin, min(step, stop - begin))
+            yield MORE
+        return ended
+
     def _release(self, lease: Lease, rank: int, where: NDArray[np.int64]) -> int:
         assert lease.held_by is not None
         assert lease.slots is not None
@@ -346,17 +372,6 @@ class Leases:
         lease = instance.requests.get(request)
         return self.end_unretrieved(lease) if lease is not None else 0
 
-    def end_all(self, lease: Lease) -> int:
-        """Ends a lease for every reader.
-
-        Returns:
-            Chunks whose lease ended by this.
-        """
-        ended = self.end_unretrieved(lease)
-        for rank in range(lease.owner.namespace.num_ranks):
-            ended += self.release(lease, rank, 0, lease.ready)
-        return ended
-
     def reader_gone(self, instance: Instance, rank: int, session: SessionId) -> Steps:
         """A rank left: its shares go, and what it asked for as the scheduler; in slices.
 
@@ -365,15 +380,13 @@ class Leases:
             rank: who left.
             session: its session.
         """
-        for number, lease_id in enumerate(list(instance.leases)):
+        for lease_id in list(instance.leases):
             lease = self.by_id.get(LeaseId(lease_id))
             if lease is None:
                 continue
             if lease.session == session:
                 self.end_unretrieved(lease)
-            self.release(lease, rank, 0, lease.ready)
-            if number % 8 == 7:
-                yield MORE
+            yield from self.give_back(lease, (rank,), 0, lease.ready)
 
     def _forget_if_over(self, lease: Lease) -> None:
         if lease.is_open or (lease.held_by is not None and lease.held_by.any()):
@@ -382,6 +395,11 @@ class Leases:
             lease.instance.leases.discard(lease.lease)
             if lease.slots is not None:
                 lease.instance.num_leased_slots -= lease.slots.size
+
+
+def slice_chunks(lease: Lease) -> int:
+    """Chunks of a lease that are pinned or released in one slice."""
+    return max(1, PIN_SLOTS // lease.index.num_shards)
 
 
 def _named(cells: NDArray[np.int32]) -> NDArray[np.int64]:
