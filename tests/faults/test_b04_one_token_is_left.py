@@ -76,7 +76,7 @@ def test_b04_lengths_around_boundaries_and_local_hits(
                     assert end % SIZE == 0
                 elif num_computed % SIZE == 0:
                     assert num_computed >= usable_end(length, chunk_tokens)
-            rig.iterate(Output())  # none was allocated: all offers go back
+                rig.iterate(Output())  # it was not allocated: its offer goes back
         for length in (len(longest), len(longest) - 1, 2 * chunk_tokens, 2 * chunk_tokens + 1):
             for num_computed in (0, SIZE, chunk_tokens, length - 1, length // 2):
                 offered = load_behind(rig, longest[:length], num_computed)
