@@ -152,7 +152,9 @@ def read_lora_digests(text: str | None) -> dict[int, bytes]:
     try:
         raw = json.loads(text)
         digests = {int(number): bytes.fromhex(value) for number, value in raw.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        if len(digests) < len(raw):
+            raise ValueError("a task id is named twice")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
             f"{source}: expected a JSON object of LoRA task id to hex digest: {error}",

@@ -106,7 +106,8 @@ def read_flat_yaml(
         return _flat_lines(text)
     try:
         parsed = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except Exception:  # noqa: BLE001 - other keys of that file are not ours; besides YAMLError it
+        # raises ValueError for days that no month has, and RecursionError.
         return _flat_lines(text)
     return {str(k): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
 
@@ -134,9 +135,13 @@ def read_file(path: str, source: str) -> str:
         source: the setting, for the error.
 
     Raises:
-        ConfigError: INVALID_CONFIG: it cannot be read, or is longer than 1 MiB.
+        ConfigError: INVALID_CONFIG: it cannot be read, is no regular file (a pipe would keep the
+            engine waiting), or is longer than 1 MiB.
     """
     try:
+        if not Path(path).is_file():
+            os.stat(path)
+            raise ValueError("it is no regular file")
         with Path(path).open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:

@@ -57,7 +57,19 @@ def test_lora_digests_inline_and_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"a": "00"}', '{"1": "xyz"}', '{"1": 5}', '{"1": "abcd"}', "/no/such/file", ""]
+    "text",
+    [
+        "{",
+        '{"a": "00"}',
+        '{"1": "xyz"}',
+        '{"1": 5}',
+        '{"1": "abcd"}',
+        "/no/such/file",
+        "",
+        '{"1":' * 100_000,
+        f'{{"1": "{HEX}", "01": "{HEX}"}}',
+    ],
+    ids=range(9),
 )
 def test_bad_lora_digests(text: str) -> None:
     with pytest.raises(ConfigError, match=config.ENV_LORA_DIGESTS) as caught:

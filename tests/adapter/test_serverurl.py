@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,3 +99,19 @@ def test_flat_yaml_without_a_library() -> None:
 
 def test_flat_yaml_with_whatever_is_installed() -> None:
     assert read_flat_yaml("server_url: tcp://localhost:1\n")["server_url"] == "tcp://localhost:1"
+
+
+@pytest.mark.parametrize("error", [ValueError("month must be in 1..12"), RecursionError()])
+def test_a_file_that_a_library_chokes_on_is_read_by_lines(error: Exception) -> None:
+    def fail(text: str) -> object:
+        raise error
+
+    library = SimpleNamespace(safe_load=fail)
+    text = "day: 2024-99-99\nserver_url: tcp://localhost:1\n"
+    assert read_flat_yaml(text, lambda name: library)["server_url"] == "tcp://localhost:1"
+
+
+def test_a_pipe_does_not_keep_the_engine_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_file(str(tmp_path / "pipe"), "SETTING")
