@@ -17,6 +17,10 @@ from protocol.ids import ID_BYTES
 MAX_STALLS: Final = 3
 """Saves of a request that the server stopped this often are given up."""
 
+DEFER_FIRST_S: Final = 0.02
+MAX_DEFERRALS: Final = 6
+"""Waits for another STORE double from the first on: 1.3 s in all."""
+
 _MAX_GATES: Final = 8
 _NEVER: Final = 1 << 62
 
@@ -92,6 +96,7 @@ class SaveEntry:
         self.passed = first_chunk
         self.next_chunk = first_chunk
         self.retry_at = 0
+        self.not_before_s = 0.0
         self.stage = Stage.IDLE
         self.store = 0
         self.sent_chunks = 0
@@ -109,6 +114,7 @@ class SaveEntry:
         self._ticks = np.empty(0, dtype=np.int64)
         self._gates: deque[tuple[int, Mark]] = deque()
         self._num_stalls = 0
+        self._num_deferrals = 0
 
     @property
     def num_confirmed_ahead(self) -> int:
@@ -209,6 +215,24 @@ class SaveEntry:
         self._num_stalls += 1
         given_up = self._num_stalls >= MAX_STALLS
         self.retry_at = _NEVER if given_up else self.confirmed + 1
+
+    def defer(self, now_s: float) -> bool:
+        """Another STORE has the next chunk reserved: try again when it may be held.
+
+        Requests of one burst that share a prefix meet here; without another try all but one of
+        them would lose the rest of their prompts.
+
+        Args:
+            now_s: monotonic clock, seconds.
+
+        Returns:
+            False when that was tried often enough.
+        """
+        if self._num_deferrals >= MAX_DEFERRALS:
+            return False
+        self.not_before_s = now_s + DEFER_FIRST_S * 2**self._num_deferrals
+        self._num_deferrals += 1
+        return True
 
     def start_over(self) -> None:
         """The server is another one: nothing is held there by us."""

@@ -70,6 +70,7 @@ class SaveFlow:
             ledger: shared with the book.
         """
         self._ledger = ledger
+        self._now_s = 0.0
 
     def next_stores(self, max_chunks: int) -> list[StoreOrder]:
         """Saves that may be copied now; they count as sent.
@@ -88,7 +89,7 @@ class SaveFlow:
         for entry in busy:
             if len(orders) >= room:
                 break
-            if entry.stage is not Stage.IDLE:
+            if entry.stage is not Stage.IDLE or self._now_s < entry.not_before_s:
                 continue
             entry.pass_gates()
             if entry.ended:
@@ -163,7 +164,8 @@ class SaveFlow:
         entry.copied = min(copied, entry.sent_chunks - held)
         entry.next_chunk += held
         self._ledger.count("chunks_held_already", held)
-        if held + entry.copied < entry.sent_chunks:
+        is_short = held + entry.copied < entry.sent_chunks
+        if is_short and not (stop is StopReason.BUSY and entry.defer(now_s)):
             self._stall(entry, stop.name.lower())
         entry.stage = Stage.COPIED if entry.copied else Stage.IDLE
         entry.copied_bind, entry.copied_s = self._ledger.num_binds, now_s
@@ -236,11 +238,12 @@ class SaveFlow:
                 self._ledger.remove(entry)
 
     def expire(self, now_s: float) -> None:
-        """Gives pages back that were held too long for saves that never started.
+        """Gives pages back that were held too long; what was put off may be due from ``now_s`` on.
 
         Args:
             now_s: monotonic clock, seconds.
         """
+        self._now_s = now_s
         for entry in self._ledger.busy():
             if entry.stage is Stage.IDLE and self._ledger.is_overdue(entry, now_s):
                 self._ledger.count("saves_dropped_hold_expired")

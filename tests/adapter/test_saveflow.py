@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
 from adapter.savebook import SaveBook
+from adapter.saveentry import DEFER_FIRST_S, MAX_DEFERRALS
 from adapter.saveflow import MAX_COPYING, MAX_UNSETTLED, PROOF_S, SaveFlow
 from adapter.saveledger import HOLD_S, SaveLedger
 from protocol.messages import StopReason
@@ -178,7 +179,25 @@ def test_what_the_server_holds_is_skipped_and_the_next_part_names_its_parent(rig
     assert order.parent == bytes([7, 2]) * 8
 
 
-@pytest.mark.parametrize("stop", [StopReason.BUSY, StopReason.NO_ROOM, StopReason.MISSING_PARENT])
+def test_a_chunk_that_another_store_has_reserved_is_tried_again_soon(rig: Rig) -> None:
+    rig.copying()
+    now_s = 0.0
+    for number in range(MAX_DEFERRALS):
+        rig.flow.copied(7, 0, 0, StopReason.BUSY, now_s)
+        assert rig.outstanding(7)
+        wait_s = DEFER_FIRST_S * 2**number
+        rig.flow.expire(now_s + 0.9 * wait_s)
+        assert rig.flow.next_stores(100) == []
+        now_s += wait_s
+        rig.flow.expire(now_s)
+        (order,) = rig.flow.next_stores(100)
+        assert (order.first_chunk, order.num_chunks) == (0, 2)
+    rig.flow.copied(7, 0, 0, StopReason.BUSY, now_s)
+    assert not rig.outstanding(7)
+    assert rig.ledger.counts["saves_stopped_busy"] == 1
+
+
+@pytest.mark.parametrize("stop", [StopReason.NO_ROOM, StopReason.MISSING_PARENT])
 def test_a_stopped_save_is_dropped_and_tried_again_only_with_more(
     rig: Rig, stop: StopReason
 ) -> None:
