@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.core.arena import Extent, Phase
 from server.core.eviction import PARKED, QUEUED
+from server.core.extents import Extent, Phase
 from server.core.index import ABSENT
 from server.core.integrity import require
 from server.core.namespaces import Owner
@@ -61,7 +61,12 @@ def _check_extents(state: State) -> None:
         require(extent.extent == number, "an extent is listed under its id", number)
         used += extent.file_bytes
         _check_extent(state, extent)
-    require(used == arena.used_bytes, "the budget is the sum of files", used, arena.used_bytes)
+    require(
+        used == state.growth.used_bytes,
+        "the budget is the sum of files",
+        used,
+        state.growth.used_bytes,
+    )
     require(used <= state.config.arena_bytes, "the budget is kept", used)
     ids = set(np.unique(slots.extent).tolist()) - {0}
     require(ids == set(arena.extents), "slots belong to extents", ids)

@@ -171,11 +171,11 @@ class Handlers:
 
     def _mapped(self, process: Process, body: Mapped, ticket: Ticket) -> Done:
         session = self._of_process(process, body.session)
-        arena = self._state.arena
+        readers = self._state.readers
         for extent in _u32(body.mapped):
-            arena.mapped(session, ExtentId(extent))
+            readers.mapped(session, ExtentId(extent))
         for extent in _u32(body.unmapped):
-            arena.unmapped(session, ExtentId(extent))
+            readers.unmapped(session, ExtentId(extent))
         return Done()
 
     def _unregister(self, process: Process, body: Unregister, ticket: Ticket) -> None:

@@ -21,7 +21,7 @@ from server.core.eviction import EvictionPolicy
 from server.core.index import ABSENT, ChunkIndex
 
 if TYPE_CHECKING:
-    from server.core.arena import Extent
+    from server.core.extents import Extent
     from server.core.leases import Lease
     from server.core.stores import StorePlan
 

@@ -16,10 +16,11 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ID_BYTES, Fingerprint
 from protocol.messages import ChunkCountReply
 from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
-from server.core.arena import Arena, Extent
+from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.effects import VoidRecords
+from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
 from server.core.namespaces import Owner, peel
 from server.core.outbox import Outbox, Ticket

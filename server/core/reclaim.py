@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from server.core.admission import MORE, WALK_BLOCKS, Lanes, Steps
-from server.core.arena import RETRY_NS, Arena, Demand, Extent, Phase
+from server.core.arena import Arena
 from server.core.clock import Clock
+from server.core.extents import Extent, Phase
+from server.core.growth import RETRY_NS, Demand, Growth
 from server.core.namespaces import Owner, peel
+from server.core.readers import Readers
 from server.core.slots import HELD
 
 LANE = "reclaim"
@@ -26,26 +29,36 @@ class Reclaimer:
     """Makes room for demands.
 
     Args:
-        arena: extents and the budget; its ``reclaim`` is set to this object's ``begin``.
+        arena: slots and extents.
+        growth: the budget; its ``reclaim`` is set to this object's ``begin``.
+        readers: from whom emptied extents are taken.
         clock: current time.
         lanes: long work.
         fault: notes an error of our own.
     """
 
     def __init__(
-        self, arena: Arena, clock: Clock, lanes: Lanes, fault: Callable[[Exception], None]
+        self,
+        arena: Arena,
+        growth: Growth,
+        readers: Readers,
+        clock: Clock,
+        lanes: Lanes,
+        fault: Callable[[Exception], None],
     ) -> None:
         self._arena = arena
+        self._growth = growth
+        self._readers = readers
         self._clock = clock
         self._lanes = lanes
         self._fault = fault
-        arena.reclaim = self.begin
+        growth.reclaim = self.begin
 
     def begin(self, demand: Demand, force: bool) -> bool:
         """Starts making room.
 
         Args:
-            demand: for whom; may not be among the arena's demands yet.
+            demand: for whom; may not be among the demands yet.
             force: take what is not clearly older, too.
 
         Returns:
@@ -60,17 +73,17 @@ class Reclaimer:
 
     def _shortage_bytes(self, demand: Demand) -> int:
         """Bytes that all demands together still lack, given what is already on its way."""
-        arena = self._arena
-        waiting = [one for one in arena.demands.values() if one.creating is None]
+        arena, growth = self._arena, self._growth
+        waiting = [one for one in growth.demands.values() if one.creating is None]
         if demand not in waiting:
             waiting.append(demand)
-        needed = sum(arena.needed_bytes(one.owner, one.shard) for one in waiting)
+        needed = sum(growth.needed_bytes(one.owner, one.shard) for one in waiting)
         coming = sum(
             extent.file_bytes
             for extent in arena.extents.values()
             if extent.phase in (Phase.EMPTYING, Phase.TAKEN)
         )
-        return needed - coming - arena.free_bytes
+        return needed - coming - growth.free_bytes
 
     def _victim(self, demand: Demand, force: bool) -> Extent | None:
         now_ns, now_us = self._clock.now_ns, self._clock.now_us
@@ -112,9 +125,9 @@ class Reclaimer:
                 break
             yield from self._empty(victim)
         if self._shortage_bytes(demand) > 0:
-            self._arena.give_up(demand)
+            self._growth.give_up(demand)
         else:
-            self._arena.serve()
+            self._growth.serve()
 
     def _empty(self, extent: Extent) -> Steps:
         """Evicts all that an extent holds; leaves it alone when something is in use."""
@@ -138,7 +151,7 @@ class Reclaimer:
             extent.phase = Phase.LIVE
             extent.not_before_ns = self._clock.now_ns + RETRY_NS
         else:
-            self._arena.take(extent)
+            self._readers.take(extent)
         yield MORE
 
     def _drop(self, owner: Owner, leaf: int) -> bool:

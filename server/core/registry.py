@@ -16,18 +16,21 @@ from protocol.layout import MemfdMemory, ShardPool, check_pool
 from protocol.messages import Done, RegisterKvCache, RegisterKvCacheReply
 from protocol.namespace import Namespace, fingerprint
 from server.core.admission import Lanes
-from server.core.arena import Arena, Phase
+from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.copies import CopyWindow
 from server.core.effects import HOST_COPIER, ClosePool, DropPoolOffer, OpenPool, PoolHandle
 from server.core.eviction import LeafLru
+from server.core.extents import Phase
+from server.core.growth import Growth
 from server.core.index import ChunkIndex
 from server.core.leases import Leases
 from server.core.namespaces import Instance, Owner, PoolState, Session, shard_groups
 from server.core.outbox import Outbox, Ticket
 from server.core.peers import Peers, Process
 from server.core.plans import Plans
+from server.core.readers import Readers
 
 WAIT_NS = 60 * SECOND_NS
 """Longest wait of a request that names no deadline."""
@@ -67,7 +70,9 @@ class Registry:
         clock: current time.
         outbox: replies and effects.
         peers: processes and their offers.
-        arena: extents.
+        arena: slots and extents.
+        growth: new extents.
+        readers: who is given them.
         leases: what readers hold.
         plans: STOREs.
         lanes: long work.
@@ -86,6 +91,8 @@ class Registry:
         outbox: Outbox,
         peers: Peers,
         arena: Arena,
+        growth: Growth,
+        readers: Readers,
         leases: Leases,
         plans: Plans,
         lanes: Lanes,
@@ -96,6 +103,8 @@ class Registry:
         self._outbox = outbox
         self._peers = peers
         self._arena = arena
+        self._growth = growth
+        self._readers = readers
         self._leases = leases
         self._plans = plans
         self._lanes = lanes
@@ -109,7 +118,7 @@ class Registry:
         self._next_session = 1
         self._next_handle = 1
         plans.ended = self._advance_closing
-        arena.removed = self._forget_if_over
+        growth.removed = self._forget_if_over
 
     # --- registering ----------------------------------------------------------------------
 
@@ -242,12 +251,12 @@ class Registry:
             if any(extent.phase is Phase.LIVE for extent in owner.extents[shard]):
                 continue
             pending.missing.add(shard)
-            if not self._arena.demand(owner, shard, partial(self._came, session, shard), True):
+            if not self._growth.demand(owner, shard, partial(self._came, session, shard), True):
                 self._refuse(session, self._no_room(session))
                 return
 
     def _no_room(self, session: Session) -> RequestError:
-        needed = sum(self._arena.needed_bytes(session.owner, one) for one in session.shards)
+        needed = sum(self._growth.needed_bytes(session.owner, one) for one in session.shards)
         return RequestError(
             ErrorCode.NO_ROOM,
             f"the arena has no room for one extent of each shard ({needed} bytes): make it "
@@ -290,7 +299,7 @@ class Registry:
             ),
         )
         for extent in extents:
-            self._arena.give(extent, session)
+            self._readers.give(extent, session)
 
     def _refuse(self, session: Session, error: KvkeepError) -> None:
         pending = self._pending.pop(session.session, None)
@@ -309,7 +318,7 @@ class Registry:
             for number in found.owner.sessions
             if (session := self.sessions[number]).is_ready
         ]
-        self._arena.created(extent, error, ready)
+        self._growth.created(extent, error, ready)
         self.shrink(found.owner)
 
     # --- the copier's mappings ------------------------------------------------------------
@@ -406,7 +415,7 @@ class Registry:
             if self.instances.get(instance.instance) is instance:
                 del self.instances[instance.instance]
         for extent in list(session.extents):
-            self._arena.let_go(self._arena.extents[extent], session)
+            self._readers.let_go(self._arena.extents[extent], session)
         for plan in list(session.stores.values()):
             self._plans.end(plan, RequestError(ErrorCode.UNKNOWN_SESSION, "the session was ended"))
         self._lanes.start(
@@ -454,7 +463,7 @@ class Registry:
             for extent in list(extents):
                 used = extent.num_reserved or len(extent.free) < extent.geometry.num_slots
                 if extent.phase is Phase.LIVE and not used:
-                    self._arena.take(extent)
+                    self._readers.take(extent)
         self._forget_if_over(owner)
 
     def _forget_if_over(self, owner: Owner) -> None:
@@ -462,9 +471,9 @@ class Registry:
             return
         del self.owners[owner.fingerprint]
         for shard in range(owner.num_shards):
-            demand = self._arena.demands.get((owner.fingerprint, shard))
+            demand = self._growth.demands.get((owner.fingerprint, shard))
             if demand is not None:
-                self._arena.give_up(demand)
+                self._growth.give_up(demand)
 
 
 def _check_pools(body: RegisterKvCache, memory_bytes: int) -> dict[int, ShardPool]:

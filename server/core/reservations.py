@@ -17,6 +17,7 @@ from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.effects import VoidRecords
+from server.core.growth import Growth
 from server.core.index import ABSENT, ROOT
 from server.core.outbox import Outbox
 from server.core.slots import NO_NODE, Slots
@@ -36,16 +37,20 @@ class Reservations:
         clock: current time.
         outbox: where effects go.
         arena: slots and extents.
+        growth: new extents.
         lanes: where STOREs that wait for an extent are woken.
 
     Attributes:
         by_slot: the plan that reserved a slot.
     """
 
-    def __init__(self, clock: Clock, outbox: Outbox, arena: Arena, lanes: Lanes) -> None:
+    def __init__(
+        self, clock: Clock, outbox: Outbox, arena: Arena, growth: Growth, lanes: Lanes
+    ) -> None:
         self._clock = clock
         self._outbox = outbox
         self._arena = arena
+        self._growth = growth
         self._slots = arena.slots
         self._lanes = lanes
         self.by_slot: dict[int, StorePlan] = {}
@@ -166,15 +171,15 @@ class Reservations:
         return len(keys)
 
     def _room(self, plan: StorePlan, count: int) -> list[int]:
-        owner, shard, arena = plan.owner, plan.shard, self._arena
+        owner, shard, arena, growth = plan.owner, plan.shard, self._arena, self._growth
         slots = arena.allocate(owner, shard, count)
         if len(slots) == count:
-            arena.look_ahead(owner, shard)
+            growth.look_ahead(owner, shard)
             return slots
         waiter = self._waker(plan)
-        if arena.can_grow(owner, shard) and arena.demand(owner, shard, None if slots else waiter):
+        if growth.can_grow(owner, shard) and growth.demand(owner, shard, None if slots else waiter):
             return slots
-        arena.press(owner, shard)
+        growth.press(owner, shard)
         left = EVICT_BLOCKS
         while len(slots) < count and left > 0:
             gone = arena.evict(owner, min(left, count - len(slots)))
@@ -182,7 +187,7 @@ class Reservations:
                 break
             left -= gone
             slots += arena.allocate(owner, shard, count - len(slots))
-        if not slots and not arena.demand(owner, shard, waiter, force=True):
+        if not slots and not growth.demand(owner, shard, waiter, force=True):
             plan.stop = StopReason.NO_ROOM
         return slots
 

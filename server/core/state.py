@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 from protocol.ids import ArenaId, Epoch
 from server.core.admission import Lanes
-from server.core.arena import Arena, Phase
+from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import CoreConfig
 from server.core.copies import CopyWindow
 from server.core.effects import HOST_COPIER
+from server.core.extents import Phase
+from server.core.growth import Growth
 from server.core.leases import Leases
 from server.core.lookups import Lookups
 from server.core.operations import Operations
@@ -22,6 +24,7 @@ from server.core.outbox import Outbox
 from server.core.peers import Peers
 from server.core.plans import Plans
 from server.core.publishing import Publisher
+from server.core.readers import Readers
 from server.core.reclaim import Reclaimer
 from server.core.registry import Registry
 from server.core.reservations import Reservations
@@ -62,14 +65,20 @@ class State:
         self.lanes = Lanes()
         self.peers = Peers(config, epoch, arena, self.outbox)
         self.slots = SlotTable()
-        self.arena = Arena(config, self.clock, self.outbox, self.slots)
-        self.reclaimer = Reclaimer(self.arena, self.clock, self.lanes, self.fault)
+        self.arena = Arena(self.clock, self.outbox, self.slots)
+        self.readers = Readers(self.arena, self.outbox)
+        self.growth = Growth(config, self.clock, self.outbox, self.arena, self.readers)
+        self.reclaimer = Reclaimer(
+            self.arena, self.growth, self.readers, self.clock, self.lanes, self.fault
+        )
         self.window = CopyWindow(HOST_COPIER, config.copy_window_bytes, self.outbox)
         self.leases = Leases(
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
         self.lookups = Lookups(self.arena, self.leases, self.clock)
-        self.reservations = Reservations(self.clock, self.outbox, self.arena, self.lanes)
+        self.reservations = Reservations(
+            self.clock, self.outbox, self.arena, self.growth, self.lanes
+        )
         self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
         self.plans = Plans(
             config,
@@ -89,6 +98,8 @@ class State:
             self.outbox,
             self.peers,
             self.arena,
+            self.growth,
+            self.readers,
             self.leases,
             self.plans,
             self.lanes,
@@ -131,7 +142,7 @@ class State:
             copies_in_flight=len(self.window.flying),
             copy_bytes_in_flight=self.window.flying_bytes,
             arena_bytes=self.config.arena_bytes,
-            arena_used_bytes=self.arena.used_bytes,
+            arena_used_bytes=self.growth.used_bytes,
             arena_quarantined_bytes=sum(
                 extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN
             ),

@@ -34,7 +34,7 @@ def _lock(state: State) -> None:
 
 
 def _budget(state: State) -> None:
-    state.arena.used_bytes += 1
+    state.growth.used_bytes += 1
 
 
 def _free_list(state: State) -> None:

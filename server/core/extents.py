@@ -1,0 +1,66 @@
+"""One extent: its file's geometry, its slots and who may have it mapped.
+
+Must not know: the budget, leases, messages. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from protocol.extents import ExtentGeometry
+from protocol.ids import ExtentId, SessionId
+from server.core.namespaces import Owner, Session
+
+
+class Phase(Enum):
+    """Where an extent stands."""
+
+    CREATING = 0
+    LIVE = 1
+    EMPTYING = 2
+    TAKEN = 3
+
+
+@dataclass
+class Extent:
+    """One extent file.
+
+    Attributes:
+        geometry: how it is cut.
+        owner: whose it is.
+        base: number of its first slot.
+        phase: where it stands.
+        free: numbers of its free slots, the next one last.
+        num_reserved: slots taken by STOREs.
+        num_held: published slots.
+        readers: sessions that may have it mapped.
+        used_us: mean time of last use of what it holds.
+        not_before_ns: when it may be reclaimed again after an attempt failed.
+    """
+
+    geometry: ExtentGeometry
+    owner: Owner
+    base: int
+    phase: Phase
+    free: list[int]
+    num_reserved: int = 0
+    num_held: int = 0
+    readers: dict[SessionId, Session] = field(default_factory=dict)
+    used_us: float = 0.0
+    not_before_ns: int = 0
+
+    @property
+    def extent(self) -> ExtentId:
+        """Its id."""
+        return self.geometry.extent
+
+    @property
+    def file_bytes(self) -> int:
+        """What it costs of the budget."""
+        return self.geometry.file_bytes
+
+    def note_use(self, num_slots: int, now_us: int) -> None:
+        """Moves the mean time of use by what was just published or retrieved."""
+        share = min(1.0, num_slots / max(1, self.num_held))
+        self.used_us += share * (now_us - self.used_us)

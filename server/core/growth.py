@@ -1,0 +1,275 @@
+"""Growing: new extents while the budget lasts, and whom to take one from when it does not.
+
+Purpose: a demand for an extent of (owner, shard) is met by creating one, after the reclaimer made
+room if need be; whoever waits is told whether it came. An extent counts against the budget until
+its file is removed. Must not know: files, leases, messages. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.extents import ExtentGeometry, cut
+from protocol.ids import ExtentId, Fingerprint
+from protocol.limits import MAX_U63
+from server.core.arena import Arena
+from server.core.clock import Clock
+from server.core.config import CoreConfig
+from server.core.effects import CreateExtent, RemoveExtent
+from server.core.extents import Extent, Phase
+from server.core.namespaces import Owner, Session
+from server.core.outbox import Outbox
+from server.core.readers import Readers
+
+RETRY_NS = 1_000_000_000
+"""How long a failed creation, or an extent that could not be emptied, is left alone."""
+
+PRESS_NS = 1_000_000
+"""How often one owner looks for another's extent that is clearly older."""
+
+DemandKey = tuple[Fingerprint, int]
+
+
+@dataclass
+class Demand:
+    """A wanted extent for (owner, shard).
+
+    Attributes:
+        owner: for whom.
+        shard: which shard.
+        creating: id of the file being created, None before.
+        waiters: called once, with whether the extent came.
+    """
+
+    owner: Owner
+    shard: int
+    creating: ExtentId | None = None
+    waiters: list[Callable[[bool], None]] = field(default_factory=list)
+
+
+class Growth:
+    """The budget.
+
+    Args:
+        config: settings.
+        clock: current time.
+        outbox: where effects go.
+        arena: every extent.
+        readers: who is given new ones.
+
+    Attributes:
+        used_bytes: budget spent, extents that readers still map included.
+        demands: wanted extents, oldest first.
+        reclaim: set by the reclaimer: starts making room for a demand and says whether any can
+            be expected.
+        removed: called with the owner of an extent that was removed.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        clock: Clock,
+        outbox: Outbox,
+        arena: Arena,
+        readers: Readers,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._outbox = outbox
+        self._arena = arena
+        self._slots = arena.slots
+        self._readers = readers
+        self.used_bytes = 0
+        self.demands: dict[DemandKey, Demand] = {}
+        self.removed: Callable[[Owner], None] = lambda owner: None
+        self.reclaim: Callable[[Demand, bool], bool] = lambda demand, force: False
+        self._next_extent = 1
+        self._create_after_ns = 0
+        readers.gone = self._gone
+
+    def geometry(self, owner: Owner, shard: int, room_bytes: int) -> ExtentGeometry | None:
+        """How the next extent of (owner, shard) would be cut, within some room.
+
+        Args:
+            owner: for whom.
+            shard: which shard.
+            room_bytes: what there is.
+
+        Returns:
+            A whole extent, a smaller one in the last quarter of the budget, or None.
+        """
+        wanted = self._config.extent_bytes
+        if room_bytes * 4 < wanted:
+            return None
+        for size_bytes in (wanted, min(wanted, room_bytes)):
+            geometry = cut(
+                ExtentId(self._next_extent),
+                owner.fingerprint,
+                shard,
+                owner.namespace.chunk_blocks,
+                owner.namespace.slot_payload_bytes(shard),
+                size_bytes,
+            )
+            if geometry.file_bytes <= room_bytes and size_bytes * 4 >= wanted:
+                return geometry
+        return None
+
+    def needed_bytes(self, owner: Owner, shard: int) -> int:
+        """Cost of one extent of (owner, shard), be it more than the whole arena."""
+        for room_bytes in (self._config.arena_bytes, MAX_U63):
+            geometry = self.geometry(owner, shard, room_bytes)
+            if geometry is not None:
+                return geometry.file_bytes
+        raise AssertionError("unlimited room holds one slot")
+
+    @property
+    def free_bytes(self) -> int:
+        """Budget that is not spent."""
+        return self._config.arena_bytes - self.used_bytes
+
+    def demand(
+        self,
+        owner: Owner,
+        shard: int,
+        waiter: Callable[[bool], None] | None,
+        force: bool = False,
+    ) -> bool:
+        """Asks for another extent of (owner, shard).
+
+        Args:
+            owner: for whom.
+            shard: which shard.
+            waiter: called once when the extent came or could not come.
+            force: take another owner's even if that is not clearly older.
+
+        Returns:
+            Whether one can be expected; the waiter is kept only then.
+        """
+        key = (owner.fingerprint, shard)
+        demand = self.demands.get(key)
+        if demand is None:
+            demand = Demand(owner, shard)
+            if not self._create(demand) and not self.reclaim(demand, force):
+                return False
+            self.demands[key] = demand
+        if waiter is not None:
+            demand.waiters.append(waiter)
+        return True
+
+    def can_grow(self, owner: Owner, shard: int) -> bool:
+        """Whether the budget has room for another extent of (owner, shard), or it is coming."""
+        demand = self.demands.get((owner.fingerprint, shard))
+        if demand is not None:
+            return demand.creating is not None
+        if self._is_ahead(owner, shard):
+            return False
+        return (
+            self._clock.now_ns >= self._create_after_ns
+            and self.geometry(owner, shard, self.free_bytes) is not None
+        )
+
+    def _is_ahead(self, owner: Owner, shard: int) -> bool:
+        # A chunk needs a slot of every full-attention shard, so one that took most of the budget
+        # would only store what cannot become complete.
+        if not owner.index.full[shard]:
+            return False
+        full = zip(owner.extents, owner.index.full, strict=True)
+        return len(owner.extents[shard]) > min(len(extents) for extents, is_full in full if is_full)
+
+    def _create(self, demand: Demand) -> bool:
+        if self._clock.now_ns < self._create_after_ns:
+            return False
+        geometry = self.geometry(demand.owner, demand.shard, self.free_bytes)
+        if geometry is None:
+            return False
+        self._next_extent += 1
+        base = self._slots.add_extent(geometry.extent, geometry.num_slots)
+        extent = Extent(
+            geometry=geometry,
+            owner=demand.owner,
+            base=base,
+            phase=Phase.CREATING,
+            free=list(range(base + geometry.num_slots - 1, base - 1, -1)),
+            used_us=float(self._clock.now_us),
+        )
+        self._arena.extents[geometry.extent] = extent
+        demand.owner.extents[demand.shard].append(extent)
+        self.used_bytes += geometry.file_bytes
+        demand.creating = geometry.extent
+        self._outbox.add(CreateExtent(geometry))
+        return True
+
+    def created(self, extent_id: ExtentId, error: str | None, readers: list[Session]) -> None:
+        """CreateExtent ended.
+
+        Args:
+            extent_id: which.
+            error: why it failed, or None.
+            readers: sessions of the owner; those that read the shard are given the extent.
+        """
+        extent = self._arena.extents.get(extent_id)
+        if extent is None or extent.phase is not Phase.CREATING:
+            return
+        key = (extent.owner.fingerprint, extent.geometry.shard)
+        demand = self.demands.pop(key, None)
+        if error is None:
+            extent.phase = Phase.LIVE
+            for session in readers:
+                if extent.geometry.shard in session.shards:
+                    self._readers.give(extent, session)
+        else:
+            self._outbox.counters["extents_failed"] += 1
+            self._create_after_ns = self._clock.now_ns + RETRY_NS
+            self._remove(extent)
+        for waiter in demand.waiters if demand is not None else ():
+            waiter(error is None)
+
+    def give_up(self, demand: Demand) -> None:
+        """Tells a demand's waiters that no extent comes."""
+        if self.demands.get((demand.owner.fingerprint, demand.shard)) is demand:
+            del self.demands[demand.owner.fingerprint, demand.shard]
+        for waiter in demand.waiters:
+            waiter(False)
+
+    def serve(self) -> None:
+        """Creates extents for waiting demands, oldest first, as far as the budget goes."""
+        for demand in list(self.demands.values()):
+            if demand.creating is not None:
+                continue
+            if not demand.owner.sessions:
+                self.give_up(demand)
+            elif not self._create(demand):
+                if not self.reclaim(demand, True):
+                    self.give_up(demand)
+                break
+
+    def look_ahead(self, owner: Owner, shard: int) -> None:
+        """Has the next extent created before the last one is full, so that nobody waits."""
+        extents = owner.extents[shard]
+        free = sum(len(extent.free) for extent in extents if extent.phase is Phase.LIVE)
+        if 4 * free < extents[-1].geometry.num_slots and self.can_grow(owner, shard):
+            self.demand(owner, shard, None)
+
+    def press(self, owner: Owner, shard: int) -> None:
+        """The budget is spent: takes another owner's extent if that is clearly older."""
+        now_ns = self._clock.now_ns
+        if now_ns < max(owner.pressed_ns + PRESS_NS, self._create_after_ns):
+            return
+        owner.pressed_ns = now_ns
+        if not self._is_ahead(owner, shard):
+            self.demand(owner, shard, None)
+
+    def _gone(self, extent: Extent) -> None:
+        self._remove(extent)
+        self.serve()
+
+    def _remove(self, extent: Extent) -> None:
+        was_created = extent.phase is not Phase.CREATING
+        self._slots.remove_extent(extent.base, extent.geometry.num_slots)
+        extent.owner.extents[extent.geometry.shard].remove(extent)
+        del self._arena.extents[extent.extent]
+        self.used_bytes -= extent.file_bytes
+        if was_created:
+            self._outbox.add(RemoveExtent(extent.extent))
+        self.removed(extent.owner)

@@ -1,0 +1,31 @@
+"""One extent: what it costs, and how old what it holds is."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.core.extents import Extent
+from tests.server.core.world import World, config, namespace
+
+
+def extent() -> Extent:
+    world = World(config(extents=2, slots=8))
+    world.engine().register(namespace())
+    (only,) = world.core._state.arena.extents.values()
+    return only
+
+
+def test_it_costs_its_whole_file() -> None:
+    one = extent()
+    assert one.file_bytes == one.geometry.file_bytes > 8 * one.geometry.payload_bytes
+    assert one.extent == one.geometry.extent == 1
+
+
+@pytest.mark.parametrize(("held", "used", "share"), [(8, 8, 1.0), (8, 2, 0.25), (0, 1, 1.0)])
+def test_the_mean_time_of_use_moves_by_the_share_that_was_used(
+    held: int, used: int, share: float
+) -> None:
+    one = extent()
+    one.num_held, one.used_us = held, 100.0
+    one.note_use(used, 300)
+    assert one.used_us == pytest.approx(100.0 + share * 200.0)

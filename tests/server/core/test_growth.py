@@ -1,0 +1,73 @@
+"""The budget: extents made ahead, waited for, never beyond it."""
+
+from __future__ import annotations
+
+from protocol.errors import ErrorCode
+from server.core import effects as fx
+from server.core.config import CoreConfig
+from tests.server.core.world import SECOND, World, chain, config, namespace
+
+
+def test_the_next_extent_is_made_before_the_last_is_full() -> None:
+    world = World(config(extents=4, slots=8), auto_extents=True)
+    a = world.engine()
+    a.register(namespace())
+    a.save(chain("x", 7))
+    assert world.core.stats()["extents"] == 2
+
+
+def test_a_store_waits_for_its_extent_and_others_go_on() -> None:
+    world = World(config(extents=4, slots=4))
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    b.register(namespace("other"))
+    world.auto_extents = False
+    waiting = a.send(a.store_body(chain("x", 8)))
+    world.pump()
+    assert waiting not in a.replies
+    assert b.save(chain("y", 3)) == 3
+    creates = [effect for effect in world.pending if isinstance(effect, fx.CreateExtent)]
+    assert creates
+    world.auto_extents = True
+    for effect in creates:
+        world.create(effect)
+    world.pump()
+    assert a.answer(waiting).copied == 8
+
+
+def test_the_budget_is_never_exceeded_and_small_rests_are_used() -> None:
+    plain = config(extents=2, slots=8)
+    rest = plain.extent_bytes * 2 // 3
+    world = World(CoreConfig(arena_bytes=plain.arena_bytes + rest, extent_bytes=plain.extent_bytes))
+    a = world.engine()
+    a.register(namespace())
+    for number in range(6):
+        a.save(chain(f"n{number}", 8))
+    stats = world.core.stats()
+    assert stats["arena_used_bytes"] <= stats["arena_bytes"]
+    assert stats["extents"] == 3
+    assert stats["slots_held"] > 16
+
+
+def test_an_extent_that_cannot_be_made_is_no_room_and_is_tried_again_later() -> None:
+    world = World(config(extents=4, slots=4), auto_extents=False)
+    a = world.engine()
+    body = a.register_body(namespace())
+    assert body.memory is not None
+    world.core.pool_offered(a.process, a.pool, body.memory.size_bytes)
+    registering = a.send(body)
+    world.pump()
+    (effect,) = world.pending
+    assert isinstance(effect, fx.CreateExtent)
+    world.pending.clear()
+    world.create(effect, "the disk is full")
+    world.pump()
+    error = a.replies[registering].error
+    assert error is not None
+    assert error.code is ErrorCode.NO_ROOM
+    assert world.core.stats()["extents_failed"] == 1
+    assert world.core.stats()["arena_used_bytes"] == 0
+    world.core.check_integrity()
+    world.auto_extents = True
+    world.step(2 * SECOND)
+    assert a.ask(body).extents == 1
