@@ -112,7 +112,13 @@ class CopyWindow:
         return not self._waiting and not self.flying
 
     def add(self, piece: Piece) -> None:
-        """Queues a piece behind its session's others."""
+        """Queues a piece behind its session's others; without a copier it ends at once.
+
+        The next copier has other mappings, so that a piece kept for it could only fail there.
+        """
+        if not self.is_up:
+            piece.ended(piece, "the copier ended")
+            return
         queue = self._waiting.get(piece.session)
         if queue is None:
             queue = self._waiting[piece.session] = deque()

@@ -126,7 +126,6 @@ def test_unwanted_pieces_end_without_being_started() -> None:
     window.pump()
     assert len(started(outbox)) == 1
     assert [number for number, _ in ends] == [1]
-    window.is_up = False
     window.add(piece(2, ends, 3, wanted=False))
     window.add(piece(2, ends, 4))
     window.drop_unwanted(SessionId(2))
