@@ -9,6 +9,7 @@ own.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ _UNMAPPED: Final = "extents_unmapped"
 """Counter of the server: extents that were passed on and are not reported as mapped yet."""
 _MAPPING_POLL_S: Final = 0.005
 _STATS_S: Final = 0.5
+_CLOSE_S: Final = 0.2
 
 
 class IterationBudget:
@@ -115,6 +117,7 @@ class OfferDesk:
         self._budget = budget
         self._channel: Channel | None = None
         self._begin_s = 0.0
+        self._in_use = threading.Lock()
 
     def connect(self, timeout_s: float) -> bool:
         """Makes the connection ahead of the first question, for another thread to use.
@@ -146,9 +149,15 @@ class OfferDesk:
         return False
 
     def close(self) -> None:
-        """Closes the connection; nobody may ask any more. Idempotent."""
-        if self._channel is not None:
-            self._channel.close()
+        """Closes the connection; nobody may ask any more. Idempotent. Any thread.
+
+        An interpreter may end while the executor's thread is asking: its socket is left alone then.
+        """
+        if self._channel is not None and self._in_use.acquire(timeout=_CLOSE_S):
+            try:
+                self._channel.close()
+            finally:
+                self._in_use.release()
 
     def ask(self, state: RequestState, window: LoadWindow, num_computed: int) -> Answer:
         """Looks a request up and retrieves what may be promised.
@@ -168,7 +177,8 @@ class OfferDesk:
             return Answer(why="the iteration's budget is spent")
         self._begin_s = self._budget.now_s()
         try:
-            return self._ask(joined, state, window, num_computed)
+            with self._in_use:
+                return self._ask(joined, state, window, num_computed)
         except UnreachableError as error:
             self._budget.exhaust()
             return Answer(why=f"no answer: {error.message}")

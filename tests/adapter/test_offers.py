@@ -213,3 +213,21 @@ def test_without_a_registration_nothing_is_sent(server: Responder, short_dir: Pa
     assert not desk.connect(0.1)
     desk.close()
     link.close(1)
+
+
+def test_closing_waits_for_a_question_and_leaves_one_that_lasts_alone(
+    server: Responder, link: Link
+) -> None:
+    server.mute.add(Op.LOOKUP)
+    desk = OfferDesk(link, GEO, IterationBudget(0.8))
+    answers: list[Any] = []
+    asker = threading.Thread(target=lambda: answers.append(ask(desk)[0]))
+    asker.start()
+    until(lambda: server.bodies(Op.LOOKUP))
+    desk.close()  # an interpreter that ends cannot wait: the socket stays the asker's
+    assert asker.is_alive()
+    asker.join(5)
+    assert "no answer" in answers[0].why
+    desk.close()
+    assert desk._channel is not None
+    assert desk._channel._is_closed
