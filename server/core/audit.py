@@ -27,7 +27,7 @@ def audit(state: State) -> None:
         IntegrityError: names the first contradiction.
     """
     state.slots.check()
-    for owner in state.registry.owners.values():
+    for owner in state.roster.owners.values():
         _check_owner(state, owner)
     _check_extents(state)
     _check_pins(state)
@@ -126,13 +126,13 @@ def _check_locks(state: State) -> None:
             count(lease.owner, lease.index, lease.node, lease.life)
     for pin in state.operations.pins.values():
         count(pin.owner, pin.index, pin.node, pin.life)
-    for session in state.registry.sessions.values():
+    for session in state.roster.sessions.values():
         for plan in session.stores.values():
             if plan.anchor != ABSENT:
                 count(plan.owner, plan.index, plan.anchor, plan.anchor_life)
     for walk in state.lookups.walks:
         count(walk.owner, walk.index, walk.top, walk.life)
-    for owner in state.registry.owners.values():
+    for owner in state.roster.owners.values():
         for node in owner.index.nodes():
             wanted = expected.get((id(owner), node), 0)
             have = owner.index.locks[node]
@@ -152,7 +152,7 @@ def _check_reservations(state: State) -> None:
 
 
 def _check_sessions(state: State) -> None:
-    for number, session in state.registry.sessions.items():
+    for number, session in state.roster.sessions.items():
         require(session.session == number, "a session is listed under its number")
         instance = session.instance
         require(session.is_closing or instance.ranks.get(session.rank) is session, "a rank's seat")
@@ -161,8 +161,8 @@ def _check_sessions(state: State) -> None:
             require(known.readers.get(number) is session, "an extent knows its readers", extent)
     for extent_id, given in state.arena.extents.items():
         for number in given.readers:
-            require(extent_id in state.registry.sessions[number].extents, "readers know extents")
-    for instance in state.registry.instances.values():
+            require(extent_id in state.roster.sessions[number].extents, "readers know extents")
+    for instance in state.roster.instances.values():
         lacking: dict[int, int] = {}
         for session in instance.ranks.values():
             for extent_number, is_mapped in session.extents.items():

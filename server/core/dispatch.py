@@ -116,12 +116,12 @@ class Core:
     def pool_opened(self, handle: PoolHandle, error: str | None, now_ns: int) -> None:
         """OpenPool ended."""
         self._state.clock.advance(now_ns)
-        self._state.registry.pool_opened(handle, error)
+        self._state.pools.opened(handle, error)
 
     def pool_closed(self, handle: PoolHandle, now_ns: int) -> None:
         """ClosePool ended."""
         self._state.clock.advance(now_ns)
-        self._state.registry.pool_closed(handle)
+        self._state.pools.closed(handle)
 
     def copy_done(self, job: JobId, error: str | None, now_ns: int) -> None:
         """StartCopy ended."""
@@ -132,12 +132,12 @@ class Core:
     def copier_lost(self, copier: CopierId, now_ns: int) -> None:
         """A copier is gone: its jobs failed and its mappings do not exist any more."""
         self._state.clock.advance(now_ns)
-        self._state.registry.copier_lost()
+        self._state.pools.copier_lost()
 
     def copier_ready(self, copier: CopierId, now_ns: int) -> None:
         """A copier has (re)started: mappings are asked again."""
         self._state.clock.advance(now_ns)
-        self._state.registry.copier_ready()
+        self._state.pools.copier_ready()
 
     def tick(self, now_ns: int) -> None:
         """Deadlines and expiry; call it when ``next_timer_ns`` has come."""

@@ -119,7 +119,7 @@ class Handlers:
     # --- references -----------------------------------------------------------------------
 
     def _of_instance(self, process: Process, number: int) -> Session:
-        session = self._state.registry.sessions.get(SessionId(number))
+        session = self._state.roster.sessions.get(SessionId(number))
         if (
             session is None
             or not session.is_ready
@@ -188,7 +188,7 @@ class Handlers:
                 ErrorCode.UNKNOWN_SESSION, f"session {body.session} is another process's"
             )
         self._await(ticket)
-        self._state.registry.close(session, ticket, keep_offer=False)
+        self._state.departures.close(session, ticket, keep_offer=False)
 
     def _heartbeat(self, process: Process, body: Heartbeat, ticket: Ticket) -> HeartbeatReply:
         session = self._of_instance(process, body.session)
@@ -395,7 +395,7 @@ class Handlers:
         if body.fingerprint:
             owners = [operations.owner(body.fingerprint)]
         else:
-            owners = list(self._state.registry.owners.values())
+            owners = list(self._state.roster.owners.values())
         self._await(ticket)
         operations.clear(owners, ticket)
 

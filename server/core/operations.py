@@ -19,14 +19,15 @@ from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.config import SECOND_NS, CoreConfig
+from server.core.departures import Departures
 from server.core.effects import VoidRecords
 from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
 from server.core.namespaces import Owner, peel
 from server.core.outbox import Outbox, Ticket
 from server.core.publishing import Publisher
-from server.core.registry import Registry
 from server.core.reservations import Reservations
+from server.core.roster import Roster
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 
 SWEEP_SLOTS = 4096
@@ -66,7 +67,8 @@ class Operations:
         arena: slots and extents.
         reservations: slots of STOREs under way.
         publisher: knows the newest generation.
-        registry: namespaces.
+        roster: namespaces.
+        departures: gives back extents that became empty.
         lanes: long work.
         fault: notes an error of our own.
     """
@@ -79,7 +81,8 @@ class Operations:
         arena: Arena,
         reservations: Reservations,
         publisher: Publisher,
-        registry: Registry,
+        roster: Roster,
+        departures: Departures,
         lanes: Lanes,
         fault: Callable[[Exception], None],
     ) -> None:
@@ -91,7 +94,8 @@ class Operations:
         self._reservations = reservations
         self._publisher = publisher
         self._fault = fault
-        self._registry = registry
+        self._roster = roster
+        self._departures = departures
         self._lanes = lanes
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
 
@@ -101,7 +105,7 @@ class Operations:
         Raises:
             RequestError: UNKNOWN_NAMESPACE.
         """
-        owner = self._registry.owners.get(Fingerprint(name))
+        owner = self._roster.owners.get(Fingerprint(name))
         if owner is None:
             raise RequestError(
                 ErrorCode.UNKNOWN_NAMESPACE, f"no namespace {name.hex()} is held here"
@@ -124,7 +128,7 @@ class Operations:
             num_chunks += len(owner.index)
             owner.cleared_generation = self._publisher.next_generation - 1
             old = owner.index
-            self._registry.renew_index(owner)
+            self._roster.renew_index(owner)
             self._lanes.start(LANE, old.bury(), self._fault)
             swept += [(owner, extent) for extents in owner.extents for extent in extents]
         self._outbox.counters["cleared_chunks"] += num_chunks
@@ -145,7 +149,7 @@ class Operations:
                 self._sweep(owner, extent, begin, min(end, begin + SWEEP_SLOTS))
                 yield MORE
         for owner in owners:
-            self._registry.shrink(owner)
+            self._departures.shrink(owner)
         self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
 
     def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
@@ -189,7 +193,7 @@ class Operations:
                 self._void(dropped)
                 yield MORE
         self._void(dropped)
-        self._registry.shrink(owner)
+        self._departures.shrink(owner)
         self._outbox.counters["deleted_chunks"] += num_chunks
         self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
 

@@ -1,8 +1,8 @@
-"""Engines come and go: registration, ranks, and what an exit frees.
+"""Registering: from a rank's offer to a session that may work.
 
-Purpose: REGISTER_KV_CACHE is answered once the copier has the pool and each shard has an extent;
-UNREGISTER once no copy can touch the pool; an exit frees all of a process's share and keeps what it
-stored (design rule 5, B16). Must not know: sockets, how extents are made. Runs in: the loop thread.
+Purpose: REGISTER_KV_CACHE is checked, then answered once the copier has the pool and each shard has
+an extent, or refused with what is missing. Must not know: sockets, how extents are made, what an
+end frees. Runs in: the loop thread.
 """
 
 from __future__ import annotations
@@ -11,26 +11,23 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from protocol.errors import ErrorCode, KvkeepError, RequestError
-from protocol.ids import ExtentId, Fingerprint, InstanceId, PoolId, SessionId
+from protocol.ids import ExtentId, PoolId, SessionId
 from protocol.layout import MemfdMemory, ShardPool, check_pool
-from protocol.messages import Done, RegisterKvCache, RegisterKvCacheReply
-from protocol.namespace import Namespace, fingerprint
-from server.core.admission import Lanes
+from protocol.messages import RegisterKvCache, RegisterKvCacheReply
+from protocol.namespace import fingerprint
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.config import SECOND_NS, CoreConfig
-from server.core.copies import CopyWindow
-from server.core.effects import HOST_COPIER, ClosePool, DropPoolOffer, OpenPool, PoolHandle
-from server.core.eviction import LeafLru
+from server.core.departures import Departures
+from server.core.effects import PoolHandle
 from server.core.extents import Phase
 from server.core.growth import Growth
-from server.core.index import ChunkIndex
-from server.core.leases import Leases
-from server.core.namespaces import Instance, Owner, PoolState, Session, shard_groups
+from server.core.namespaces import PoolState, Session
 from server.core.outbox import Outbox, Ticket
-from server.core.peers import Peers, Process
-from server.core.plans import Plans
+from server.core.peers import Process
+from server.core.pools import Pools
 from server.core.readers import Readers
+from server.core.roster import Roster
 
 WAIT_NS = 60 * SECOND_NS
 """Longest wait of a request that names no deadline."""
@@ -49,39 +46,19 @@ class Registration:
     missing: set[int] = field(default_factory=set)
 
 
-@dataclass
-class Closing:
-    """A session on its way out.
-
-    Attributes:
-        tickets: UNREGISTERs that await it.
-        keep_offer: the descriptor goes back to the offers, so that REGISTER may be tried again.
-    """
-
-    tickets: list[Ticket] = field(default_factory=list)
-    keep_offer: bool = False
-
-
 class Registry:
-    """Owners, instances and sessions.
+    """Registrations under way.
 
     Args:
         config: settings.
         clock: current time.
         outbox: replies and effects.
-        peers: processes and their offers.
+        roster: owners, instances and sessions.
         arena: slots and extents.
         growth: new extents.
         readers: who is given them.
-        leases: what readers hold.
-        plans: STOREs.
-        lanes: long work.
-        window: of the host copier.
-
-    Attributes:
-        owners: by fingerprint.
-        instances: by id.
-        sessions: by number, closing ones included.
+        pools: the copier's mappings.
+        departures: where refused sessions go.
     """
 
     def __init__(
@@ -89,36 +66,25 @@ class Registry:
         config: CoreConfig,
         clock: Clock,
         outbox: Outbox,
-        peers: Peers,
+        roster: Roster,
         arena: Arena,
         growth: Growth,
         readers: Readers,
-        leases: Leases,
-        plans: Plans,
-        lanes: Lanes,
-        window: CopyWindow,
+        pools: Pools,
+        departures: Departures,
     ) -> None:
         self._config = config
         self._clock = clock
         self._outbox = outbox
-        self._peers = peers
+        self._roster = roster
         self._arena = arena
         self._growth = growth
         self._readers = readers
-        self._leases = leases
-        self._plans = plans
-        self._lanes = lanes
-        self._window = window
-        self.owners: dict[Fingerprint, Owner] = {}
-        self.instances: dict[InstanceId, Instance] = {}
-        self.sessions: dict[SessionId, Session] = {}
-        self._by_handle: dict[PoolHandle, Session] = {}
+        self._pools = pools
+        self._departures = departures
         self._pending: dict[SessionId, Registration] = {}
-        self._closing: dict[SessionId, Closing] = {}
         self._next_session = 1
-        self._next_handle = 1
-        plans.ended = self._advance_closing
-        growth.removed = self._forget_if_over
+        pools.came = self._pool_came
 
     # --- registering ----------------------------------------------------------------------
 
@@ -135,7 +101,7 @@ class Registry:
         """
         name = fingerprint(body.namespace)
         pools = self._check(process, body)
-        instance = self._instance(process, body, name)
+        instance = self._roster.instance_for(process, body, name)
         session = Session(
             session=SessionId(self._next_session),
             process=process.process,
@@ -147,7 +113,7 @@ class Registry:
             handle=PoolHandle(0),
         )
         self._next_session += 1
-        self.sessions[session.session] = session
+        self._roster.sessions[session.session] = session
         process.sessions.add(session.session)
         instance.owner.sessions.add(session.session)
         instance.ranks[body.rank] = session
@@ -156,7 +122,7 @@ class Registry:
         self._outbox.answer_by(ticket, WAIT_NS, partial(self._refuse, session, late))
         if isinstance(body.memory, MemfdMemory):
             process.pools.pop(PoolId(body.memory.pool))
-            self._open_pool(session)
+            self._pools.open(session)
         self._want_extents(session, pending)
         self._advance_pending(session)
 
@@ -194,56 +160,6 @@ class Registry:
                 stated_bytes=memory.size_bytes,
             )
         return _check_pools(body, offered)
-
-    def _instance(self, process: Process, body: RegisterKvCache, name: Fingerprint) -> Instance:
-        instance = self.instances.get(process.instance)
-        if instance is None:
-            owner = self.owners.get(name)
-            if owner is None:
-                owner = self._new_owner(body.namespace, name)
-            instance = self.instances[process.instance] = Instance(process.instance, owner)
-            return instance
-        if instance.owner.fingerprint != name:
-            raise RequestError(
-                ErrorCode.INVALID_ARGUMENT,
-                "another rank of this engine registered another namespace",
-            )
-        if body.rank in instance.ranks:
-            raise RequestError(
-                ErrorCode.DUPLICATE,
-                f"rank {body.rank} of this engine is registered already",
-                session=instance.ranks[body.rank].session,
-            )
-        return instance
-
-    def _new_owner(self, namespace: Namespace, name: Fingerprint) -> Owner:
-        if len(self.owners) >= self._config.max_namespaces:
-            raise RequestError(
-                ErrorCode.LIMIT_EXCEEDED,
-                f"at most {self._config.max_namespaces} namespaces are kept: CLEAR one",
-            )
-        groups = shard_groups(namespace)
-        owner = Owner(
-            fingerprint=name,
-            namespace=namespace,
-            index=ChunkIndex(self._arena.slots, ()),
-            leaves=LeafLru(ChunkIndex(self._arena.slots, ()), 0),
-            extents=[[] for _ in groups],
-            readers_per_shard=tuple(
-                namespace.num_ranks if namespace.groups[group].replicated else 1 for group in groups
-            ),
-            window_tokens=tuple(namespace.groups[group].window_tokens for group in groups),
-        )
-        self.renew_index(owner)
-        self.owners[name] = owner
-        return owner
-
-    def renew_index(self, owner: Owner) -> None:
-        """Gives an owner an empty index; what the old one named is cleared."""
-        full = tuple(window == 0 for window in owner.window_tokens)
-        owner.index = ChunkIndex(self._arena.slots, full)
-        timeout_us = int(self._config.incomplete_timeout_s * 1_000_000)
-        owner.leaves = LeafLru(owner.index, timeout_us)
 
     def _want_extents(self, session: Session, pending: Registration) -> None:
         owner = session.owner
@@ -306,7 +222,13 @@ class Registry:
         if pending is None:
             return
         self._outbox.fail(pending.ticket, error)
-        self.close(session, None, keep_offer=True)
+        self._departures.close(session, None, keep_offer=True)
+
+    def _pool_came(self, session: Session, error: str | None) -> None:
+        if error is None:
+            self._advance_pending(session)
+        else:
+            self._refuse(session, RequestError(ErrorCode.POOL_INVALID, error[:400]))
 
     def extent_created(self, extent: ExtentId, error: str | None) -> None:
         """CreateExtent ended."""
@@ -316,164 +238,23 @@ class Registry:
         ready = [
             session
             for number in found.owner.sessions
-            if (session := self.sessions[number]).is_ready
+            if (session := self._roster.sessions[number]).is_ready
         ]
         self._growth.created(extent, error, ready)
-        self.shrink(found.owner)
-
-    # --- the copier's mappings ------------------------------------------------------------
-
-    def _open_pool(self, session: Session) -> None:
-        assert isinstance(session.memory, MemfdMemory)
-        self._by_handle.pop(session.handle, None)
-        session.handle = PoolHandle(self._next_handle)
-        self._next_handle += 1
-        self._by_handle[session.handle] = session
-        session.pool_state = PoolState.OPENING
-        if self._window.is_up:
-            self._outbox.add(
-                OpenPool(
-                    copier=HOST_COPIER,
-                    handle=session.handle,
-                    process=session.process,
-                    pool=PoolId(session.memory.pool),
-                    memory=session.memory,
-                )
-            )
-        else:
-            session.pool_state = PoolState.LOST
-
-    def pool_opened(self, handle: PoolHandle, error: str | None) -> None:
-        """OpenPool ended."""
-        session = self._by_handle.get(handle)
-        if session is None or session.pool_state is not PoolState.OPENING:
-            return
-        if error is None:
-            session.pool_state = PoolState.OPEN
-            self._advance_pending(session)
-        else:
-            session.pool_state = PoolState.NONE
-            self._refuse(session, RequestError(ErrorCode.POOL_INVALID, error[:400]))
-        self._advance_closing(session)
-
-    def pool_closed(self, handle: PoolHandle) -> None:
-        """ClosePool ended."""
-        session = self._by_handle.get(handle)
-        if session is not None and session.pool_state is PoolState.CLOSING:
-            session.pool_state = PoolState.NONE
-            self._advance_closing(session)
-
-    def copier_lost(self) -> None:
-        """The copier is gone, and its mappings with it."""
-        self._window.lost()
-        for session in list(self.sessions.values()):
-            if session.pool_state is not PoolState.NONE:
-                session.pool_state = PoolState.LOST
-                self._advance_closing(session)
-
-    def copier_ready(self) -> None:
-        """The copier runs again: it is asked for every mapping."""
-        self._window.is_up = True
-        for session in self.sessions.values():
-            if session.pool_state is PoolState.LOST and not session.is_closing:
-                self._open_pool(session)
+        self._departures.shrink(found.owner)
 
     # --- leaving --------------------------------------------------------------------------
 
     def exited(self, process: Process) -> None:
         """A process is gone: all of its sessions end."""
         for number in list(process.sessions):
-            session = self.sessions[number]
+            session = self._roster.sessions[number]
             pending = self._pending.pop(number, None)
             if pending is not None:
                 self._outbox.fail(
                     pending.ticket, RequestError(ErrorCode.UNKNOWN_SESSION, "the process exited")
                 )
-            self.close(session, None, keep_offer=False)
-
-    def close(self, session: Session, ticket: Ticket | None, keep_offer: bool) -> None:
-        """Ends a session; what it stored stays.
-
-        Args:
-            session: whose.
-            ticket: an UNREGISTER to answer at the end.
-            keep_offer: put its descriptor back among the offers.
-        """
-        closing = self._closing.setdefault(session.session, Closing())
-        if ticket is not None:
-            closing.tickets.append(ticket)
-        closing.keep_offer = keep_offer
-        if session.is_closing:
-            return
-        session.is_closing = True
-        instance = session.instance
-        instance.owner.sessions.discard(session.session)
-        if instance.ranks.get(session.rank) is session:
-            del instance.ranks[session.rank]
-        if not instance.ranks:
-            instance.owner.leaves.orphan(instance.instance)
-            if self.instances.get(instance.instance) is instance:
-                del self.instances[instance.instance]
-        for extent in list(session.extents):
-            self._readers.let_go(self._arena.extents[extent], session)
-        for plan in list(session.stores.values()):
-            self._plans.end(plan, RequestError(ErrorCode.UNKNOWN_SESSION, "the session was ended"))
-        self._lanes.start(
-            session.session,
-            self._leases.reader_gone(instance, session.rank, session.session),
-            self._plans.fault,
-        )
-        self._advance_closing(session)
-
-    def _advance_closing(self, session: Session) -> None:
-        if not session.is_closing or session.stores:
-            return
-        if session.pool_state is PoolState.OPEN:
-            session.pool_state = PoolState.CLOSING
-            self._outbox.add(ClosePool(HOST_COPIER, session.handle))
-        if session.pool_state in (PoolState.NONE, PoolState.LOST):
-            self._forget(session)
-
-    def _forget(self, session: Session) -> None:
-        closing = self._closing.pop(session.session, None)
-        if closing is None:
-            return
-        del self.sessions[session.session]
-        self._by_handle.pop(session.handle, None)
-        process = self._peers.processes.get(session.process)
-        if process is not None:
-            process.sessions.discard(session.session)
-        if isinstance(session.memory, MemfdMemory):
-            pool = PoolId(session.memory.pool)
-            if process is not None and closing.keep_offer:
-                process.pools[pool] = session.memory.size_bytes
-            else:
-                self._outbox.add(DropPoolOffer(session.process, pool))
-        for ticket in closing.tickets:
-            self._outbox.reply(ticket, Done())
-        if process is not None:
-            self._peers.forget_if_over(process)
-        self.shrink(session.owner)
-
-    def shrink(self, owner: Owner) -> None:
-        """Gives back the empty extents of an owner without engines, and forgets it at the end."""
-        if owner.sessions:
-            return
-        for extents in owner.extents:
-            for extent in list(extents):
-                used = extent.num_reserved or len(extent.free) < extent.geometry.num_slots
-                if extent.phase is Phase.LIVE and not used:
-                    self._readers.take(extent)
-        self._forget_if_over(owner)
-
-    def _forget_if_over(self, owner: Owner) -> None:
-        if owner.sessions or any(owner.extents) or self.owners.get(owner.fingerprint) is not owner:
-            return
-        del self.owners[owner.fingerprint]
-        for shard in range(owner.num_shards):
-            demand = self._growth.demands.get((owner.fingerprint, shard))
-            if demand is not None:
-                self._growth.give_up(demand)
+            self._departures.close(session, None, keep_offer=False)
 
 
 def _check_pools(body: RegisterKvCache, memory_bytes: int) -> dict[int, ShardPool]:

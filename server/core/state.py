@@ -14,6 +14,7 @@ from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import CoreConfig
 from server.core.copies import CopyWindow
+from server.core.departures import Departures
 from server.core.effects import HOST_COPIER
 from server.core.extents import Phase
 from server.core.growth import Growth
@@ -23,11 +24,13 @@ from server.core.operations import Operations
 from server.core.outbox import Outbox
 from server.core.peers import Peers
 from server.core.plans import Plans
+from server.core.pools import Pools
 from server.core.publishing import Publisher
 from server.core.readers import Readers
 from server.core.reclaim import Reclaimer
 from server.core.registry import Registry
 from server.core.reservations import Reservations
+from server.core.roster import Roster
 from server.core.slots import SlotTable
 
 MAX_FAULTS = 16
@@ -92,9 +95,10 @@ class State:
             self.publisher,
             self.fault,
         )
-        self.registry = Registry(
-            config,
-            self.clock,
+        self.roster = Roster(config, self.slots)
+        self.pools = Pools(self.roster, self.outbox, self.window)
+        self.departures = Departures(
+            self.roster,
             self.outbox,
             self.peers,
             self.arena,
@@ -103,7 +107,18 @@ class State:
             self.leases,
             self.plans,
             self.lanes,
-            self.window,
+            self.pools,
+        )
+        self.registry = Registry(
+            config,
+            self.clock,
+            self.outbox,
+            self.roster,
+            self.arena,
+            self.growth,
+            self.readers,
+            self.pools,
+            self.departures,
         )
         self.operations = Operations(
             config,
@@ -112,7 +127,8 @@ class State:
             self.arena,
             self.reservations,
             self.publisher,
-            self.registry,
+            self.roster,
+            self.departures,
             self.lanes,
             self.fault,
         )
@@ -127,16 +143,16 @@ class State:
         """Counters, and gauges of what is there now."""
         values = dict(self.outbox.counters)
         extents = list(self.arena.extents.values())
-        owners = list(self.registry.owners.values())
+        owners = list(self.roster.owners.values())
         values.update(
             processes=len(self.peers.processes),
             connections=self.peers.num_peers,
-            sessions=len(self.registry.sessions),
-            instances=len(self.registry.instances),
+            sessions=len(self.roster.sessions),
+            instances=len(self.roster.instances),
             namespaces=len(owners),
             chunks=sum(len(owner.index) for owner in owners),
             leases=len(self.leases.by_id),
-            stores=sum(len(session.stores) for session in self.registry.sessions.values()),
+            stores=sum(len(session.stores) for session in self.roster.sessions.values()),
             pinned_prefixes=len(self.operations.pins),
             replies_owed=self.outbox.num_owed,
             copies_in_flight=len(self.window.flying),
@@ -147,7 +163,7 @@ class State:
                 extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN
             ),
             extents=len(extents),
-            extents_unmapped=sum(len(i.unmapped) for i in self.registry.instances.values()),
+            extents_unmapped=sum(len(i.unmapped) for i in self.roster.instances.values()),
             slots_held=sum(extent.num_held for extent in extents),
             slots_reserved=sum(extent.num_reserved for extent in extents),
             pinned_slots=int((self.slots.pins > 0).sum()),

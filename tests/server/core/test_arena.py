@@ -45,7 +45,7 @@ class TwoSizes(RuleBasedStateMachine):
         self.world.core.check_integrity()
         self.world.check_claims()
         for engine in self.engines:
-            owner = self.world.core._state.registry.instances[engine.instance].owner
+            owner = self.world.core._state.roster.instances[engine.instance].owner
             assert any(owner.extents), "a live owner keeps one extent"
 
 

@@ -29,7 +29,7 @@ def _pin(state: State) -> None:
 
 
 def _lock(state: State) -> None:
-    owner = next(iter(state.registry.owners.values()))
+    owner = next(iter(state.roster.owners.values()))
     owner.index.locks[owner.index.nodes()[0]] += 1
 
 
@@ -46,7 +46,7 @@ def _held(state: State) -> None:
 
 
 def _missing(state: State) -> None:
-    owner = next(iter(state.registry.owners.values()))
+    owner = next(iter(state.roster.owners.values()))
     owner.index.missing[owner.index.nodes()[0]] += 1
 
 
@@ -56,11 +56,11 @@ def _reserved(state: State) -> None:
 
 def _unmapped(state: State) -> None:
     extent = next(iter(state.arena.extents))
-    next(iter(state.registry.instances.values())).unmapped[extent] = 1
+    next(iter(state.roster.instances.values())).unmapped[extent] = 1
 
 
 def _leased(state: State) -> None:
-    next(iter(state.registry.instances.values())).num_leased_slots += 1
+    next(iter(state.roster.instances.values())).num_leased_slots += 1
 
 
 def _generation(state: State) -> None:
@@ -68,7 +68,7 @@ def _generation(state: State) -> None:
 
 
 def _state(state: State) -> None:
-    owner = next(iter(state.registry.owners.values()))
+    owner = next(iter(state.roster.owners.values()))
     state.slots.state_of[owner.index.cell(owner.index.nodes()[0], 0)] = 0
 
 

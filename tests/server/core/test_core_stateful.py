@@ -320,7 +320,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=numbers, what=st.integers(0, 11), name=chains, at=st.integers(1, LENGTH))
     def operate(self, number: int, what: int, name: str, at: int) -> None:
         engine = self.pick(number)
-        owners = self.world.core._state.registry.owners
+        owners = self.world.core._state.roster.owners
         if engine is None or not owners:
             return
         fingerprint = list(owners)[number % len(owners)]

@@ -20,7 +20,7 @@ def pinned(world: World) -> int:
 def locks(world: World) -> int:
     return sum(
         owner.index.locks[node]
-        for owner in world.core._state.registry.owners.values()
+        for owner in world.core._state.roster.owners.values()
         for node in owner.index.nodes()
     )
 

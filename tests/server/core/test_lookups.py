@@ -129,7 +129,7 @@ def test_bisection_probes_few_keys_of_many() -> None:
     a.register(namespace())
     keys = chain("x", 4096)
     a.save(keys)
-    (owner,) = world.core._state.registry.owners.values()
+    (owner,) = world.core._state.roster.owners.values()
 
     class Counting(dict):  # type: ignore[type-arg]
         probes = 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.namespace import LayerGroup
 from server.core.index import ROOT
 from server.core.namespaces import Owner, peel, shard_groups
-from server.core.registry import Registry
+from server.core.roster import Roster
 from tests.server.core.world import PAGE, World, chain, config, namespace
 
 
@@ -23,8 +23,8 @@ def test_shards_are_numbered_group_by_group() -> None:
     assert shard_groups(space) == [0, 0, 0, 1, 2, 2, 2]
 
 
-def owner_of(registry: Registry) -> Owner:
-    (owner,) = registry.owners.values()
+def owner_of(roster: Roster) -> Owner:
+    (owner,) = roster.owners.values()
     return owner
 
 
@@ -32,7 +32,7 @@ def owner_of(registry: Registry) -> Owner:
 def test_peeling_removes_exactly_the_subtree_deepest_first(parents: list[int], top: int) -> None:
     world = World(config(), check=False)
     world.engine().register(namespace())
-    owner = owner_of(world.core._state.registry)
+    owner = owner_of(world.core._state.roster)
     index = owner.index
     made: list[int] = []
     for number, parent in enumerate(parents):
@@ -60,7 +60,7 @@ def test_peeling_removes_exactly_the_subtree_deepest_first(parents: list[int], t
 def test_a_refused_leaf_ends_the_peeling() -> None:
     world = World(config(), check=False)
     world.engine().register(namespace())
-    owner = owner_of(world.core._state.registry)
+    owner = owner_of(world.core._state.roster)
     nodes = owner.index.add_chain(chain("x", 3), ROOT, 1).tolist()
     seen: list[int] = []
 

@@ -148,25 +148,6 @@ def test_copies_that_fail_shorten_the_store() -> None:
     assert a.lookup(keys).ready == 2
 
 
-def test_a_lost_copier_fails_what_it_had_and_pools_are_asked_again() -> None:
-    world = World(config(), auto_copies=False)
-    a = world.engine("a")
-    a.register(namespace())
-    keys = chain("x", 4)
-    seq = a.send(a.store_body(keys))
-    world.pump()
-    world.jobs.clear()
-    world.pools.clear()
-    world.core.copier_lost(fx.HOST_COPIER, world.now_ns)
-    world.pump()
-    assert a.answer(seq).stop is m.StopReason.COPY_FAILED
-    assert a.error(a.store_body(keys)) is ErrorCode.UNAVAILABLE
-    world.core.copier_ready(fx.HOST_COPIER, world.now_ns)
-    world.pump()
-    world.auto_copies = True
-    assert a.save(keys) == 4
-
-
 def test_bad_stores_are_refused_before_any_effect() -> None:
     world = World(config())
     a, b = world.engine("a", pages=8), world.engine("b")

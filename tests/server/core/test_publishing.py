@@ -47,7 +47,7 @@ def test_p10_a_commit_after_delete_brings_nothing_back() -> None:
     keys = chain("x", 6)
     a.save(keys[:3])
     a.store(keys)
-    fingerprint = next(iter(world.core._state.registry.owners))
+    fingerprint = next(iter(world.core._state.roster.owners))
     assert a.ask(m.Delete(fingerprint=fingerprint, keys=keys[1])).chunks >= 2
     reply = a.commit(a.last_store, 3)
     assert (reply.published, reply.stop) == (0, m.StopReason.CLEARED)

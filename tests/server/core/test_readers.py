@@ -38,17 +38,31 @@ def test_every_rank_of_a_shard_is_given_its_extents_and_no_other() -> None:
 
 
 def test_nothing_is_offered_before_every_rank_has_mapped_it() -> None:
+    world = World(config(extents=8, slots=16), auto_map=False)
+    ranks = [world.engine("a", rank) for rank in range(2)]
+    ranks[0].register(namespace(ranks=2))
+    ranks[0].report()
+    world.pump()
+    keys = chain("x", 4)
+    ranks[0].save(keys)
+    assert ranks[0].lookup(keys).ready == 0
+    ranks[1].register(namespace(ranks=2))
+    ranks[1].save(keys)
+    assert ranks[0].lookup(keys).ready == 0
+    ranks[1].report()
+    world.pump()
+    assert ranks[0].lookup(keys).ready == 4
+
+
+def test_an_unmapped_extent_cuts_the_offer_where_it_begins() -> None:
     world = World(config(extents=8, slots=8), auto_map=False)
-    space = namespace(ranks=2)
-    a, b = world.engine("a", 0), world.engine("a", 1)
-    a.register(space)
-    b.register(space)
-    keys = chain("x", 3)
-    assert a.save(keys) == b.save(keys) == 3
-    assert a.lookup(keys).ready == 0
+    a = world.engine("a")
+    a.register(namespace())
     a.report()
     world.pump()
-    assert a.lookup(keys).ready == 0
-    b.report()
+    keys = chain("x", 20)
+    assert a.save(keys) == 20
+    assert a.lookup(keys).ready == 8
+    a.report()
     world.pump()
-    assert a.lookup(keys).ready == 3
+    assert a.lookup(keys).ready == 20

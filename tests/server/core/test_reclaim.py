@@ -166,7 +166,7 @@ def test_p08_incomplete_chunks_go_first_after_their_time() -> None:
     for engine in ranks:
         assert engine.save(new) == 4
     state = world.core._state
-    (owner,) = state.registry.owners.values()
+    (owner,) = state.roster.owners.values()
     assert owner.index.find(half[-1]) == -1
     assert ranks[0].lookup(whole).ready == 4
 
@@ -186,7 +186,7 @@ def test_p08_what_a_dead_engine_left_incomplete_goes_first() -> None:
         engine.die()
     for engine in ranks:
         assert engine.save(chain("new", 4)) == 4
-    (owner,) = world.core._state.registry.owners.values()
+    (owner,) = world.core._state.roster.owners.values()
     assert owner.index.find(half[-1]) == -1
     assert ranks[0].lookup(whole).ready == 4
 

@@ -15,7 +15,7 @@ def plan_of(length: int) -> tuple[World, StorePlan]:
     a.register(namespace())
     a.send(a.store_body(chain("x", length)))
     world.pump()
-    (session,) = world.core._state.registry.sessions.values()
+    (session,) = world.core._state.roster.sessions.values()
     (plan,) = session.stores.values()
     return world, plan
 
@@ -32,5 +32,5 @@ def test_a_replaced_index_means_cleared() -> None:
     world, plan = plan_of(3)
     assert plan.stage is Stage.COPYING
     assert not plan.is_cleared
-    world.core._state.registry.renew_index(plan.owner)
+    world.core._state.roster.renew_index(plan.owner)
     assert plan.is_cleared

@@ -1,0 +1,102 @@
+"""The roll: every namespace, engine and session that is known.
+
+Purpose: one place where each is found by its name, and where a rank's claim to belong to an engine
+is checked. Must not know: extents, copiers, how anything ends. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import Fingerprint, InstanceId, SessionId
+from protocol.messages import RegisterKvCache
+from protocol.namespace import Namespace
+from server.core.config import CoreConfig
+from server.core.eviction import LeafLru
+from server.core.index import ChunkIndex
+from server.core.namespaces import Instance, Owner, Session, shard_groups
+from server.core.peers import Process
+from server.core.slots import SlotTable
+
+
+class Roster:
+    """Owners, instances and sessions.
+
+    Args:
+        config: settings.
+        slots: state of every slot, for new indexes.
+
+    Attributes:
+        owners: by fingerprint.
+        instances: by id.
+        sessions: by number, closing ones included.
+    """
+
+    def __init__(self, config: CoreConfig, slots: SlotTable) -> None:
+        self._config = config
+        self._slots = slots
+        self.owners: dict[Fingerprint, Owner] = {}
+        self.instances: dict[InstanceId, Instance] = {}
+        self.sessions: dict[SessionId, Session] = {}
+
+    def instance_for(self, process: Process, body: RegisterKvCache, name: Fingerprint) -> Instance:
+        """The engine a rank registers for, new if need be.
+
+        Args:
+            process: who asks.
+            body: the request.
+            name: fingerprint of its namespace.
+
+        Returns:
+            The engine, with a free seat for the rank.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT, DUPLICATE or LIMIT_EXCEEDED.
+        """
+        instance = self.instances.get(process.instance)
+        if instance is None:
+            owner = self.owners.get(name)
+            if owner is None:
+                owner = self._new_owner(body.namespace, name)
+            instance = self.instances[process.instance] = Instance(process.instance, owner)
+            return instance
+        if instance.owner.fingerprint != name:
+            raise RequestError(
+                ErrorCode.INVALID_ARGUMENT,
+                "another rank of this engine registered another namespace",
+            )
+        if body.rank in instance.ranks:
+            raise RequestError(
+                ErrorCode.DUPLICATE,
+                f"rank {body.rank} of this engine is registered already",
+                session=instance.ranks[body.rank].session,
+            )
+        return instance
+
+    def _new_owner(self, namespace: Namespace, name: Fingerprint) -> Owner:
+        if len(self.owners) >= self._config.max_namespaces:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"at most {self._config.max_namespaces} namespaces are kept: CLEAR one",
+            )
+        groups = shard_groups(namespace)
+        owner = Owner(
+            fingerprint=name,
+            namespace=namespace,
+            index=ChunkIndex(self._slots, ()),
+            leaves=LeafLru(ChunkIndex(self._slots, ()), 0),
+            extents=[[] for _ in groups],
+            readers_per_shard=tuple(
+                namespace.num_ranks if namespace.groups[group].replicated else 1 for group in groups
+            ),
+            window_tokens=tuple(namespace.groups[group].window_tokens for group in groups),
+        )
+        self.renew_index(owner)
+        self.owners[name] = owner
+        return owner
+
+    def renew_index(self, owner: Owner) -> None:
+        """Gives an owner an empty index; what the old one named is cleared."""
+        full = tuple(window == 0 for window in owner.window_tokens)
+        owner.index = ChunkIndex(self._slots, full)
+        timeout_us = int(self._config.incomplete_timeout_s * 1_000_000)
+        owner.leaves = LeafLru(owner.index, timeout_us)
