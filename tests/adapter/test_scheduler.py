@@ -245,3 +245,38 @@ def test_hooks_of_several_layer_groups_do_not_raise(rig: EngineRig) -> None:
     assert rig.scheduler.request_finished_by_layer_group(request, [[1], [2]]) is False
     assert rig.scheduler.request_finished_by_layer_group(request, []) is False
     assert rig.worker.counters()["scheduler_alloc_errors"] == 1
+
+
+def test_requests_that_share_a_prefix_load_in_the_same_iteration(rig: EngineRig) -> None:
+    # The host may match pages of the first for the third before they are loaded: loads are
+    # complete before the forward, so what it computes behind them is right.
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    first, first_offer, first_pages = rig.begin(prompt)
+    second, second_offer, second_pages = rig.begin([*prompt, 1, 2, 3])
+    third = FakeRequest(900, list(prompt))
+    third_offer = rig.query(third, 8)
+    third_pages = [*first_pages[:2], *rig.hand_out(4)]
+    rig.pages[third_pages[2:]] = 0xFF
+    rig.scheduler.update_state_after_alloc(third, third_pages)
+    assert (first_offer, second_offer, third_offer) == (20, 20, 12)
+
+    def forward() -> None:
+        rig.check(prompt, first_pages, 5)
+        rig.check(prompt, second_pages, 5)
+        rig.check(prompt, third_pages, 5)
+
+    rig.iterate(
+        Output(
+            [
+                Report(first.request_id, list(first.tokens), first_pages, 0, 2),
+                Report(second.request_id, list(second.tokens), second_pages, 0, 5),
+                Report(900, list(prompt), third_pages, 8, 2),
+            ]
+        ),
+        forward=forward,
+    )
+    for request in (first, second, third):
+        rig.scheduler.request_finished(request, [])
+    rig.iterate(Output())
+    assert wait_until(lambda: stats(rig)["leases"] == 0, 5)
