@@ -6,8 +6,6 @@ import pytest
 
 from protocol import messages as m
 from protocol.errors import ErrorCode
-from protocol.limits import MAX_SLOTS_PER_REPLY
-from server.core import effects as fx
 from server.core.handlers import Handlers
 from server.core.state import State
 from tests.server.core.world import World, chain, config, namespace
@@ -25,10 +23,6 @@ WRONG: list[tuple[m.Request, ErrorCode]] = [
     (m.Heartbeat(session=99), ErrorCode.UNKNOWN_SESSION),
     (m.EndSession(session=99, request=1), ErrorCode.UNKNOWN_SESSION),
     (m.Release(session=99, lease=NONE), ErrorCode.UNKNOWN_SESSION),
-    (m.Inspect(fingerprint=NONE, keys=KEY), ErrorCode.UNKNOWN_NAMESPACE),
-    (m.Delete(fingerprint=NONE, keys=KEY), ErrorCode.UNKNOWN_NAMESPACE),
-    (m.Pin(fingerprint=NONE, keys=KEY, ttl_s=1), ErrorCode.UNKNOWN_NAMESPACE),
-    (m.Unpin(fingerprint=NONE, keys=KEY), ErrorCode.UNKNOWN_NAMESPACE),
 ]
 
 
@@ -44,34 +38,10 @@ def test_wrong_references(body: m.Request, code: ErrorCode) -> None:
     assert (stats["chunks"], stats["leases"], stats["stores"]) == (0, 0, 0)
 
 
-def test_unknown_extents_in_mapped_change_nothing() -> None:
-    world = World(config())
-    a = world.engine()
-    a.register(namespace())
-    body = m.Mapped(session=1, mapped=b"\x63\0\0\0" * 9, unmapped=b"\x64\0\0\0")
-    assert isinstance(a.ask(body), m.Done)
-
-
 def test_every_operation_has_a_handler() -> None:
     state: State = World(config()).core._state
     known = {kind.op for kind in Handlers(state)._table}
     assert known == set(m.Op) - {m.Op.HELLO}
-
-
-def test_a_commit_before_the_copy_ended_is_refused() -> None:
-    world = World(config(), auto_copies=False)
-    a = world.engine()
-    a.register(namespace())
-    body = a.store_body(chain("x", 2))
-    a.send(body)
-    world.pump()
-    commit = m.Commit(session=1, store=body.store, count=1)
-    assert a.error(commit) is ErrorCode.INVALID_ARGUMENT
-    world.finish(next(iter(world.jobs)))
-    world.pump()
-    too_many = m.Commit(session=1, store=body.store, count=3)
-    assert a.error(too_many) is ErrorCode.INVALID_ARGUMENT
-    assert a.ask(commit).published == 1
 
 
 def test_a_fault_of_ours_is_an_answer_and_the_loop_goes_on() -> None:
@@ -92,25 +62,3 @@ def test_a_fault_of_ours_is_an_answer_and_the_loop_goes_on() -> None:
     assert "a bug" in world.core.take_faults()[0]
     assert world.core.take_faults() == []
     assert isinstance(a.ask(m.Ping()), m.Done)
-
-
-def test_replies_stay_within_the_frame() -> None:
-    # 40 ranks make 40 descriptors a chunk: 820 chunks would exceed one reply.
-    world = World(config(extents=60, slots=900), check=False)
-    space = namespace(ranks=40)
-    engines = [world.engine("a", rank, pages=820) for rank in range(40)]
-    for engine in engines:
-        engine.register(space)
-    keys = chain("x", 820)
-    for engine in engines:
-        engine.save(keys)
-    found = engines[0].lookup(keys)
-    assert found.ready == 820
-    count = MAX_SLOTS_PER_REPLY // 40
-    body = m.Retrieve(session=1, lease=found.lease, start=0, count=count + 1)
-    assert engines[0].error(body) is ErrorCode.TOO_LARGE
-    slots = engines[0].retrieve(keys, found.lease, 0, count)
-    assert slots.shape == (count, 40)
-    frames = [effect.frame for effect in world.log if isinstance(effect, fx.SendReply)]
-    assert max(map(len, frames)) < 1 << 20
-    world.core.check_integrity()

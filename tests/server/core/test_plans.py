@@ -6,7 +6,6 @@ import pytest
 
 from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
-from protocol.layout import pack_pages
 from server.core import effects as fx
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
@@ -146,31 +145,6 @@ def test_copies_that_fail_shorten_the_store() -> None:
     assert (reply.copied, reply.stop) == (2, m.StopReason.COPY_FAILED)
     assert a.commit(1, 2).published == 2
     assert a.lookup(keys).ready == 2
-
-
-def test_bad_stores_are_refused_before_any_effect() -> None:
-    world = World(config())
-    a, b = world.engine("a", pages=8), world.engine("b")
-    a.register(namespace())
-    b.register(namespace())
-    good = a.store_body(chain("x", 4))
-
-    def changed(**fields: object) -> m.Store:
-        values = {name: getattr(good, name) for name in good.__struct_fields__}
-        return m.Store(**{**values, **fields})
-
-    assert a.error(changed(pages=pack_pages([0, 1, 2, 8]))) is ErrorCode.PAGE_OUT_OF_RANGE
-    assert a.error(changed(pages=pack_pages([0, 1, 2, -1]))) is ErrorCode.PAGE_OUT_OF_RANGE
-    assert a.error(changed(pages=pack_pages([0, 1, 2]))) is ErrorCode.COUNT_MISMATCH
-    assert a.error(changed(keys=good.keys[:-1])) is ErrorCode.COUNT_MISMATCH
-    assert a.error(changed(parent=b"p" * 16)) is ErrorCode.INVALID_ARGUMENT
-    assert a.error(changed(start=1)) is ErrorCode.INVALID_ARGUMENT
-    assert a.error(changed(shard=1)) is ErrorCode.INVALID_ARGUMENT
-    assert a.error(changed(session=b.session)) is ErrorCode.UNKNOWN_SESSION
-    assert a.error(changed(session=99)) is ErrorCode.UNKNOWN_SESSION
-    assert world.core.stats()["slots_reserved"] == 0
-    assert a.ask(good).copied == 4
-    assert a.error(good) is ErrorCode.DUPLICATE
 
 
 def test_sessions_take_turns_in_the_window() -> None:
