@@ -18,7 +18,7 @@ import zmq
 from adapter.breaker import Breaker
 from adapter.dealer import Dealer
 from adapter.journal import Journal
-from adapter.membership import Access, Membership
+from adapter.membership import Access, Joined, Membership
 from protocol.errors import (
     REJOIN,
     ErrorCode,
@@ -118,13 +118,17 @@ class Channel:
         """Submitted requests without a completion yet."""
         return len(self._in_flight)
 
-    def call(self, body: Request, timeout_s: float | None = None) -> Body:
+    def call(
+        self, body: Request, timeout_s: float | None = None, joined: Joined | None = None
+    ) -> Body:
         """Asks and waits for the reply.
 
         Args:
             body: the request; its session must be the current ``Joined.session``.
             timeout_s: whole time for it, a new connection included; None for the link's
                 ``call_budget_s``.
+            joined: the registration that the request is about; the next server's session may
+                have the same number, and its answer would be taken for this one's.
 
         Returns:
             The reply's body, of the type that belongs to the operation.
@@ -137,7 +141,7 @@ class Channel:
         """
         budget_s = self._setup.call_budget_s if timeout_s is None else timeout_s
         end_s = time.monotonic() + budget_s
-        access = self._enter()
+        access = self._enter(joined)
         if budget_s <= 0:
             raise UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "no time is left for the call")
         try:
@@ -159,13 +163,14 @@ class Channel:
                 return self._result(reply, body, access)
             self._complete(reply, access)
 
-    def submit(self, body: Request, timeout_s: float) -> int:
+    def submit(self, body: Request, timeout_s: float, joined: Joined | None = None) -> int:
         """Sends a request without waiting.
 
         Args:
             body: the request.
             timeout_s: the server answers within this time (DEADLINE_EXCEEDED at the latest); half
                 a second later it counts as not answered.
+            joined: the registration that the request is about.
 
         Returns:
             A ticket; exactly one Completion with it comes out of ``poll``.
@@ -174,7 +179,7 @@ class Channel:
             UnreachableError: as in ``call``; also when 48 requests are in flight already.
             RuntimeError: called from a second thread, or after ``close``.
         """
-        access = self._enter()
+        access = self._enter(joined)
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             raise UnreachableError(
                 ErrorCode.BUSY, f"{MAX_IN_FLIGHT} requests of this channel are in flight already"
@@ -239,7 +244,7 @@ class Channel:
         if self._is_closed:
             raise RuntimeError("this channel was closed")
 
-    def _enter(self) -> Access:
+    def _enter(self, joined: Joined | None) -> Access:
         """The snapshot to work with, or an error at once."""
         if self._pid != os.getpid():
             raise UnreachableError(
@@ -251,6 +256,9 @@ class Channel:
         if access is None:
             self._setup.journal.count("calls_not_joined")
             raise UnreachableError(ErrorCode.UNAVAILABLE, "not registered with a server now")
+        if joined is not None and access.joined is not joined:
+            self._setup.journal.count("calls_outdated")
+            raise UnreachableError(ErrorCode.UNAVAILABLE, "registered anew since")
         if self._setup.breaker.is_open:
             self._setup.journal.count("calls_refused_by_breaker")
             raise UnreachableError(

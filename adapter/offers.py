@@ -196,6 +196,7 @@ class OfferDesk:
         num_chunks = min(window.num_chunks, joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE)
         state.asked = True
         found = self._call(
+            joined,
             Lookup(
                 session=joined.session,
                 request=state.key,
@@ -233,6 +234,7 @@ class OfferDesk:
         count = stop_chunk - first_chunk
         try:
             reply = self._call(
+                joined,
                 Retrieve(session=joined.session, lease=lease, start=first_chunk, count=count),
                 RetrieveReply,
             )
@@ -260,13 +262,13 @@ class OfferDesk:
         self._link.end_request(state.key)
         state.asked = False
 
-    def _call(self, body: Request, kind: type[B]) -> B:
+    def _call(self, joined: Joined, body: Request, kind: type[B]) -> B:
         left_s = self._budget.left_s - (self._budget.now_s() - self._begin_s)
         if left_s <= 0:
             raise UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "the iteration's budget is spent")
         if self._channel is None:
             self._channel = self._link.open_channel()
-        reply = self._channel.call(body, left_s)
+        reply = self._channel.call(body, left_s, joined)
         if not isinstance(reply, kind):
             raise ReplyMalformedError(
                 ErrorCode.MALFORMED, f"{type(reply).__name__} came where {kind.__name__} belongs"

@@ -227,7 +227,7 @@ class Saver:
         )
         with self._lock:
             self._flow.sent(order.key, store)
-        ticket = channel.submit(body, STORE_TIMEOUT_S)
+        ticket = channel.submit(body, STORE_TIMEOUT_S, joined)
         self._tickets[ticket] = _Ticket(order.key, store)
 
     def _send_settlement(self, channel: Channel, joined: Joined, it: Settlement) -> None:
@@ -235,13 +235,15 @@ class Saver:
             body: Commit | Cancel = Commit(session=joined.session, store=it.store, count=it.count)
         else:
             body = Cancel(session=joined.session, store=it.store)
-        ticket = channel.submit(body, SETTLE_TIMEOUT_S)
+        ticket = channel.submit(body, SETTLE_TIMEOUT_S, joined)
         self._tickets[ticket] = _Ticket(it.key, it.store, it.count)
 
     def _cancel_orphans(self, channel: Channel, joined: Joined) -> None:
         """Frees reservations of STOREs whose answer never came; answers are not awaited."""
         while self._orphans:
-            channel.submit(Cancel(session=joined.session, store=self._orphans[0]), SETTLE_TIMEOUT_S)
+            channel.submit(
+                Cancel(session=joined.session, store=self._orphans[0]), SETTLE_TIMEOUT_S, joined
+            )
             self._orphans.popleft()
 
     def _complete(self, completion: Completion) -> None:

@@ -231,3 +231,29 @@ def test_closing_waits_for_a_question_and_leaves_one_that_lasts_alone(
     desk.close()
     assert desk._channel is not None
     assert desk._channel._is_closed
+
+
+def test_answers_of_the_next_server_are_not_taken_for_this_ones(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both number sessions, extents and generations from 1 on: slots of one would be loaded from
+    # the extents of the other.
+    with Responder(short_dir) as first, joined_link(first.url) as link:
+        before = link.joined
+        old = ExtentFile(extent_geometry(1, namespace()), first.arena, seed=1)
+        first.give(old)
+        until(lambda: link.extents.get(1))
+        first.stop()
+        with Responder(short_dir) as second:
+            until(lambda: link.joined is not before and link.joined)
+            until(lambda: not link.is_breaker_open)
+            serve(second, ready=4)
+            monkeypatch.setattr(Link, "joined", before)  # read just before the change
+            desk = OfferDesk(link, GEO, IterationBudget(1.0))
+            answer, _ = ask(desk)
+            monkeypatch.undo()
+            assert answer.offer is None
+            assert "anew" in answer.why
+            assert second.bodies(Op.LOOKUP) == []
+            desk.close()
+        old.close()
