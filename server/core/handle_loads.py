@@ -23,7 +23,7 @@ from protocol.messages import (
 )
 from server.core.admission import MORE, Steps
 from server.core.desk import Desk, Table, check_keys
-from server.core.leases import Lease, slice_chunks
+from server.core.lease import Lease, slice_chunks
 from server.core.lookups import Match
 from server.core.namespaces import Session
 from server.core.outbox import Ticket

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,57 +20,9 @@ from protocol.ids import ExtentId, LeaseId, RequestKey, SessionId
 from server.core.admission import MORE, WALK_BLOCKS, Pause, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
-from server.core.index import ChunkIndex
-from server.core.namespaces import Instance, Owner
+from server.core.lease import Lease, slice_chunks
+from server.core.namespaces import Instance
 from server.core.slots import HELD, NO_NODE
-
-PIN_SLOTS = 1024
-"""Slots that are pinned or released in one slice."""
-
-
-@dataclass
-class Lease:
-    """What one LOOKUP matched.
-
-    Attributes:
-        lease: its id.
-        instance: whose.
-        session: of the scheduler that asked.
-        request: request key.
-        index: the index at that time; another one now means that all was cleared.
-        node: deepest matched node.
-        life: of that node, at that time.
-        start: ordinal of the first matched chunk.
-        ready: matched chunks.
-        is_open: whether it still promises chunks that were not retrieved.
-        slots: int32[ready, num_shards], valid where ``retrieved``; None before.
-        retrieved: bool[ready].
-        held_by: bool[num_ranks, ready], who has not given back which chunk.
-    """
-
-    lease: LeaseId
-    instance: Instance
-    session: SessionId
-    request: RequestKey
-    index: ChunkIndex
-    node: int
-    life: int
-    start: int
-    ready: int
-    is_open: bool = True
-    slots: NDArray[np.int32] | None = None
-    retrieved: NDArray[np.bool_] | None = None
-    held_by: NDArray[np.bool_] | None = None
-
-    @property
-    def owner(self) -> Owner:
-        """The namespace."""
-        return self.instance.owner
-
-    @property
-    def node_lives(self) -> bool:
-        """Whether the matched chunks are still in the index."""
-        return self.index is self.owner.index and self.index.life[self.node] == self.life
 
 
 class Leases:
@@ -395,11 +346,6 @@ class Leases:
             lease.instance.leases.discard(lease.lease)
             if lease.slots is not None:
                 lease.instance.num_leased_slots -= lease.slots.size
-
-
-def slice_chunks(lease: Lease) -> int:
-    """Chunks of a lease that are pinned or released in one slice."""
-    return max(1, PIN_SLOTS // lease.index.num_shards)
 
 
 def _named(cells: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -15,7 +15,8 @@ from server.core.admission import MORE, WALK_BLOCKS, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.index import ABSENT, ROOT
-from server.core.leases import Lease, Leases
+from server.core.lease import Lease
+from server.core.leases import Leases
 from server.core.namespaces import Instance, Owner, Session
 
 

@@ -22,7 +22,7 @@ from server.core.index import ABSENT, ChunkIndex
 
 if TYPE_CHECKING:
     from server.core.extents import Extent
-    from server.core.leases import Lease
+    from server.core.lease import Lease
     from server.core.stores import StorePlan
 
 

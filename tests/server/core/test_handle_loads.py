@@ -6,7 +6,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.limits import MAX_SLOTS_PER_REPLY
 from server.core import effects as fx
-from server.core.leases import PIN_SLOTS
+from server.core.lease import PIN_SLOTS
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
 
