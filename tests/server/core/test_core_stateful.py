@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocol import messages as m
-from protocol.errors import ReplyError
 from protocol.layout import unpack_slots
 from protocol.namespace import LayerGroup, Namespace
 from server.core import effects as fx
@@ -443,11 +442,3 @@ class TestCoreLong(CoreMachine.TestCase):  # type: ignore[misc, valid-type]
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-
-
-def test_errors_are_typed() -> None:
-    """The machine treats refusals as answers, so this sees that they are real ones."""
-    world = World(config())
-    engine = world.engine()
-    with pytest.raises(ReplyError, match="UNKNOWN_SESSION"):
-        engine.lookup(chain("x", 2))

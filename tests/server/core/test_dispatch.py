@@ -51,3 +51,11 @@ def test_draining_refuses_new_work_only() -> None:
     with pytest.raises(ReplyError, match="DRAINING"):
         engine.lookup(keys)
     assert isinstance(engine.ask(m.Ping()), m.Done)
+
+
+def test_errors_are_typed() -> None:
+    """The random engines treat refusals as answers, so this sees that they are real ones."""
+    world = World(config())
+    engine = world.engine()
+    with pytest.raises(ReplyError, match="UNKNOWN_SESSION"):
+        engine.lookup(chain("x", 2))
