@@ -23,8 +23,8 @@ from tests.e2e.torchhost import BLOCK, prompt
 
 pytestmark = pytest.mark.torch
 
-SEED = int(os.environ.get("KVKEEP_E2E_SEED", "20261129"))
-TURNS = max(1, int(os.environ.get("KVKEEP_E2E_ROUNDS", "60")) // 60)
+SEED = int(os.environ.get("KV_E2E_SEED", "20261129"))
+TURNS = max(1, int(os.environ.get("KV_E2E_ROUNDS", "60")) // 60)
 NUM_BLOCKS = 5
 GENERATED = 6
 LONG = 400

@@ -1,8 +1,8 @@
 """Two models of unequal page size, an arena too small for both; and two engines of one model.
 
 Engine processes without torch, so that every interpreter runs them; each loaded page is compared
-with what its tokens say. Repeatable: ``KVKEEP_E2E_SEED`` (shown when a test fails),
-``KVKEEP_E2E_ROUNDS`` for longer runs.
+with what its tokens say. Repeatable: ``KV_E2E_SEED`` (shown when a test fails),
+``KV_E2E_ROUNDS`` for longer runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.adapter.enginerig import SIZE, launched
 from tests.e2e.rigworker import Task, page_shape, run_together, write_sized_model
 from tests.wire.process import ServerProcess
 
-SEED = int(os.environ.get("KVKEEP_E2E_SEED", "20261129"))
-ROUNDS = int(os.environ.get("KVKEEP_E2E_ROUNDS", "60"))
+SEED = int(os.environ.get("KV_E2E_SEED", "20261129"))
+ROUNDS = int(os.environ.get("KV_E2E_ROUNDS", "60"))
 SMALL, LARGE = 64, 112
 """Head sizes: pages of 8 KiB and 14 KiB, so that slots of one never fit the other."""
 

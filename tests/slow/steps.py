@@ -83,11 +83,11 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
                 "tests marked slow",
                 build / "slow-marked.xml",
                 ("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
-                {"KVKEEP_E2E_SEED": str(seed)},
+                {"KV_E2E_SEED": str(seed)},
                 limit_s=600,
             )
         )
-    more = {"KVKEEP_E2E_SEED": str(seed), "KVKEEP_E2E_ROUNDS": "60" if quick else "240"}
+    more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
     folders = ("tests/faults", "tests/e2e")
     steps.append(
         _tests("fault rows and end to end", build / "slow-e2e.xml", ("-m", MARKS, *folders), more)
