@@ -44,9 +44,11 @@ $(STAMP): pyproject.toml Makefile
 	  exit 1; } >&2
 	@echo "setting up $(VENV) with $$($(PYTHON) --version) …"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -c 'import torch' 2>/dev/null || \
-	  $(PY) -m pip install --quiet --disable-pip-version-check \
-	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@$(PY) -c 'import torch' 2>/dev/null || { \
+	  echo "  1 of 2: torch, for the engines of the demo and the tests (large: minutes)"; \
+	  $(PY) -m pip install --quiet --progress-bar on --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"; }
+	@echo "  2 of 2: kvkeep and its tools"
 	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,dev]'
 	@touch $@
 
