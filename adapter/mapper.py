@@ -166,9 +166,13 @@ class Mapper:
                 is_last_turn = self._stopping
             if job is not None and is_last_turn:
                 os.close(job[2])
-            elif job is not None:
-                self._map(*job)
-            is_waiting_for_arrays = self._close_idle()
+            try:
+                if job is not None and not is_last_turn:
+                    self._map(*job)
+                is_waiting_for_arrays = self._close_idle()
+            except Exception as error:  # noqa: BLE001 - without this thread no extent comes or goes
+                self._journal.report("mapper_faults", f"the mapper failed: {error!r}")
+                is_waiting_for_arrays = True
             if is_last_turn and job is None:
                 return
 

@@ -200,3 +200,17 @@ def test_other_threads_run_while_a_large_extent_is_populated_and_unmapped(bench:
     while min(pauses) >= 0.08 and len(pauses) < 4:
         pauses.append(longest_pause_s(bench, 1 + len(pauses)))
     assert min(pauses) < 0.08, pauses
+
+
+def test_a_fault_of_its_own_does_not_end_the_thread(
+    bench: Bench, file: ExtentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.mapper, "_open", fail)
+        bench.map(file)
+        until(lambda: bench.journal.counters().get("mapper_faults"))
+    bench.map(file)
+    assert bench.next_report().is_mapped
