@@ -17,6 +17,10 @@ from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE, Slots, SlotTable
 
+EVICT_COST, LINE_COST, SHORT_LINE = 96, 6, 6
+"""What one call of ``evict`` may cost, counted in chunks; what beginning a line costs; up to which
+length a line is dropped node by node."""
+
 
 class Arena:
     """All extents and their slots.
@@ -66,22 +70,35 @@ class Arena:
 
         Args:
             owner: whose.
-            count: at most so many.
+            count: at most so many; fewer when they are leaves of many chains, so that one call
+                costs about the same whatever the shape of the index.
 
         Returns:
-            How many went.
+            How many went; 0 only when nothing can go.
         """
-        done = 0
-        while done < count:
+        done = cost = 0
+        while done < count and cost < EVICT_COST:
             leaf, stamp = owner.leaves.take(
                 self._clock.now_us, lambda node: self.evictable(owner, node)
             )
             if leaf == ABSENT:
                 break
             line = owner.index.only_line(leaf, stamp, count - done)
-            done += self._drop_line(owner, line)
+            gone = (
+                self._drop_line(owner, line) if len(line) > SHORT_LINE else self._drop(owner, line)
+            )
+            done += gone
+            cost += gone + LINE_COST
         self._outbox.counters["evicted_chunks"] += done
         return done
+
+    def _drop(self, owner: Owner, line: list[int]) -> int:
+        """The same as ``_drop_line`` node by node, which is quicker for a few."""
+        for number, node in enumerate(line):
+            if number and not self.evictable(owner, node):
+                return number
+            self.drop_leaf(owner, node)
+        return len(line)
 
     def _drop_line(self, owner: Owner, line: list[int]) -> int:
         """Evicts a leaf and those of its ancestors, in order, whose slots nobody uses."""

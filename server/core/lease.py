@@ -14,7 +14,7 @@ from protocol.ids import LeaseId, RequestKey, SessionId
 from server.core.index import ChunkIndex
 from server.core.namespaces import Instance, Owner
 
-PIN_SLOTS = 1024
+PIN_SLOTS = 512
 """Slots that are pinned or released in one slice."""
 
 

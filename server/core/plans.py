@@ -107,12 +107,12 @@ class Plans:
             yield MORE  # decoding and checking so many was a slice of its own
         while self._wants_more(plan):
             slots = self._reservations.reserve(plan)
-            if slots.size:
+            if slots is not None and slots.size:
                 self._queue_pieces(plan, len(plan.slots) - slots.size, slots)
             self._window.pump()
             if not self._wants_more(plan):
                 break
-            yield MORE if slots.size else WAIT
+            yield WAIT if slots is None else MORE
         self._reservations.unlock(plan)
         plan.planned = True
         self._settle(plan)

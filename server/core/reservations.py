@@ -23,8 +23,8 @@ from server.core.outbox import Outbox
 from server.core.slots import NO_NODE, Slots
 from server.core.stores import StorePlan
 
-EVICT_BLOCKS = 32
-"""Leaves evicted in one slice of a STORE."""
+EVICT_BLOCKS = 64
+"""Leaves evicted in one slice of a STORE; reserving their slots is the next one."""
 
 FREE_BLOCKS = 16
 """Reserved slots freed in one slice; each costs more than a reservation."""
@@ -108,7 +108,7 @@ class Reservations:
 
     # --- reserving ------------------------------------------------------------------------
 
-    def reserve(self, plan: StorePlan) -> Slots:
+    def reserve(self, plan: StorePlan) -> Slots | None:
         """Reserves slots for up to one slice of further chunks.
 
         Args:
@@ -116,14 +116,17 @@ class Reservations:
                 can be reserved any more.
 
         Returns:
-            int64[n], the new slots. None without a stop means that an extent is on its way:
-            the plan's task is woken when that is decided.
+            int64[n], the new slots; empty when ``stop`` was set, or when this slice went into
+            making room. None when an extent is on its way: the plan's task is woken when that is
+            decided.
         """
         keys = plan.some_keys(plan.held + len(plan.slots), SLICE_BLOCKS)
         found = plan.index.find_all(keys)
         is_new = found.count(ABSENT) == len(found) == len(set(keys))
         count = len(keys) if is_new else self._reservable(plan, keys, found)
         slots = self._room(plan, count) if count else []
+        if slots is None:
+            return None
         numbers = np.array(slots, dtype=np.int64)
         if slots:
             self._void(numbers)
@@ -170,7 +173,7 @@ class Reservations:
             tip = node
         return len(keys)
 
-    def _room(self, plan: StorePlan, count: int) -> list[int]:
+    def _room(self, plan: StorePlan, count: int) -> list[int] | None:
         owner, shard, arena, growth = plan.owner, plan.shard, self._arena, self._growth
         slots = arena.allocate(owner, shard, count)
         if len(slots) == count:
@@ -178,18 +181,15 @@ class Reservations:
             return slots
         waiter = self._waker(plan)
         if growth.can_grow(owner, shard) and growth.demand(owner, shard, None if slots else waiter):
-            return slots
+            return slots or None
         growth.press(owner, shard)
-        left = EVICT_BLOCKS
-        while len(slots) < count and left > 0:
-            gone = arena.evict(owner, min(left, count - len(slots)))
-            if not gone:
-                break
-            left -= gone
-            slots += arena.allocate(owner, shard, count - len(slots))
-        if not slots and not growth.demand(owner, shard, waiter, force=True):
-            plan.stop = StopReason.NO_ROOM
-        return slots
+        # What goes now is taken in the next slice: both at once would be a burst.
+        if arena.evict(owner, min(EVICT_BLOCKS, count - len(slots))) or slots:
+            return slots
+        if growth.demand(owner, shard, waiter, force=True):
+            return None
+        plan.stop = StopReason.NO_ROOM
+        return []
 
     def _waker(self, plan: StorePlan) -> Callable[[bool], None]:
         def wake(came: bool) -> None:

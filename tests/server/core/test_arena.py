@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from server.core.arena import EVICT_COST, LINE_COST
 from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config, namespace
 
 
@@ -64,4 +65,23 @@ def test_eviction_takes_whole_lines_but_nothing_that_is_read() -> None:
     assert a.save(chain("y", 8)) == 5
     assert world.core.stats()["evicted_chunks"] == 5
     assert a.lookup(chain("x", 8), request=2).ready == 3
+    world.core.check_integrity()
+
+
+def test_a_slice_of_eviction_costs_about_the_same_for_short_chains_and_long_ones() -> None:
+    world = World(config(extents=1, slots=400), check=False)
+    a = world.engine(pages=400)
+    a.register(namespace())
+    for number in range(400):
+        a.save(chain(f"{number}", 1))
+    state = world.core._state
+    (owner,) = state.roster.owners.values()
+    gone = state.arena.evict(owner, 64)
+    assert 0 < gone <= EVICT_COST // LINE_COST
+    world.core.check_integrity()
+    world.check = True
+    assert a.save(chain("long", 60)) == 60
+    world.step(SECOND)
+    world.check = False
+    assert a.save(chain("longer", 300)) == 300
     world.core.check_integrity()
