@@ -99,6 +99,7 @@ class ExtentTable:
         self._lock = threading.Lock()
         self._extents: dict[tuple[Epoch, int], MappedExtent] = {}
         self._current: Epoch | None = None
+        self._left_ns: dict[Epoch, int] = {}
 
     def __len__(self) -> int:
         """Extents mapped now, those about to go included."""
@@ -145,14 +146,44 @@ class ExtentTable:
             if idle:
                 self._on_idle()
 
-    def set_current(self, epoch: Epoch) -> None:
+    def set_current(self, epoch: Epoch, now_ns: int = 0) -> None:
         """Names the epoch that ``get`` means by default. The keeper calls it.
 
         Args:
             epoch: of the newest registration.
+            now_ns: monotonic clock; the one before is outdated from now on.
         """
         with self._lock:
+            if self._current is not None and self._current != epoch:
+                self._left_ns[self._current] = now_ns
+            self._left_ns.pop(epoch, None)
             self._current = epoch
+
+    def outdated_since_ns(self) -> int | None:
+        """When the longest outdated epoch became so; None when only the current one is left."""
+        with self._lock:
+            return min(self._left_ns.values(), default=None)
+
+    def take_outdated(self, until_ns: int) -> bool:
+        """Bars the extents of servers that were followed by another one long ago.
+
+        Each has its own time: servers that start again and again must not add up.
+
+        Args:
+            until_ns: those that became outdated until then.
+
+        Returns:
+            Whether there were any.
+        """
+        with self._lock:
+            stays = {e: left_ns for e, left_ns in self._left_ns.items() if left_ns > until_ns}
+            if len(stays) == len(self._left_ns):
+                return False
+            self._left_ns = stays
+            for extent in self._extents.values():
+                if extent.epoch != self._current and extent.epoch not in stays:
+                    extent.is_taken = True
+            return True
 
     def add(self, extent: MappedExtent) -> None:
         """Enters a mapped extent. The mapper calls it.

@@ -64,7 +64,6 @@ class Visit:
         self._said: KvkeepError | None = None
         self._early: list[tuple[side.ExtentGiven, int]] = []
         self._is_leaving = False
-        self._retire_at_ns: int | None = None
         self._side = SideConnection(path)
         self._welcome_until_ns = time.monotonic_ns() + int(household.connect_timeout_s * 1e9)
         hello = side.SideHello(
@@ -114,7 +113,10 @@ class Visit:
         calls = self._calls
         if calls is None:
             return self._welcome_until_ns
-        times = [calls.next_ns(now_ns), self._retire_at_ns]
+        times = [calls.next_ns(now_ns)]
+        outdated_ns = self._house.table.outdated_since_ns()
+        if self.duties is not None and not self._is_leaving and outdated_ns is not None:
+            times.append(outdated_ns + self._house.retire_ns)
         if self._former is not None and calls.has_room():
             times.append(self._former.ended_ns + self._house.retire_ns)
         if self._enrolment is not None and calls.greeted:
@@ -153,7 +155,7 @@ class Visit:
             self.duties.ask_to_leave(now_ns)
         else:
             self.duties.turn(now_ns, live_requests)
-            self._retire_others(self.duties.origin.epoch, now_ns)
+            self._retire_others(now_ns)
 
     # --- the side socket -------------------------------------------------------------------
 
@@ -277,8 +279,7 @@ class Visit:
         )
         origin = Origin(joined.epoch, joined.arena, joined.session, joined.fingerprint)
         self.duties = Duties(self._house, calls, self.serial, origin, hello.heartbeat_s)
-        self._retire_at_ns = now_ns + self._house.retire_ns
-        self._house.table.set_current(joined.epoch)
+        self._house.table.set_current(joined.epoch, now_ns)
         if not self._is_leaving:
             url = endpoints.parse(welcome.endpoint).url
             self._house.membership.enter(Access(self.serial, url, Token(welcome.token), joined))
@@ -304,12 +305,10 @@ class Visit:
                 f"the server cannot take this engine's KV cache yet, trying again: {error}",
             )
 
-    def _retire_others(self, epoch: Epoch, now_ns: int) -> None:
+    def _retire_others(self, now_ns: int) -> None:
         """Lets go of the extents of servers that are gone, when their offers had their time."""
-        if self._retire_at_ns is not None and now_ns >= self._retire_at_ns:
-            self._retire_at_ns = None
-            if self._house.table.take_all_but(epoch):
-                self._house.mapper.kick()
+        if self._house.table.take_outdated(now_ns - self._house.retire_ns):
+            self._house.mapper.kick()
 
     def extents_done(self, reports: Iterable[MapReport]) -> None:
         """The mapper has mapped or unmapped extents.

@@ -98,3 +98,24 @@ def test_close_waits_for_arrays_that_somebody_keeps() -> None:
     del kept
     assert extent.close()
     file.close()
+
+
+def test_each_server_that_is_gone_has_its_own_time() -> None:
+    table = ExtentTable(lambda: None)
+    epochs = [Epoch(bytes([number]) * 16) for number in range(4)]
+    made = [mapped(1, epoch) for epoch in epochs]
+    for number, (extent, _) in enumerate(made):
+        table.set_current(extent.epoch, number * 10)
+        table.add(extent)
+    assert table.outdated_since_ns() == 10
+    assert not table.take_outdated(9)
+    assert table.take_outdated(20)
+    assert [table.get(1, epoch) is not None for epoch in epochs] == [False, False, True, True]
+    table.set_current(epochs[2], 40)  # taken in again: outdated no more
+    assert table.outdated_since_ns() == 40
+    assert table.take_outdated(40)
+    assert [table.get(1, epoch) is not None for epoch in epochs[2:]] == [True, False]
+    assert table.outdated_since_ns() is None
+    for extent, file in made:
+        assert extent.close()
+        file.close()
