@@ -8,6 +8,7 @@ Must not know: threads, the pause between stays. Runs in: the keeper's thread.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from protocol import limits, side
 from protocol.errors import ErrorCode, KvkeepError, ReplyError, UnreachableError, code_of
 from protocol.ids import ArenaId, Epoch, Fingerprint, SessionId, Token
 from protocol.messages import VERSION_MAJOR, VERSION_MINOR, Body, HelloReply, Unregister
+from protocol.namespace import fingerprint
 
 MAX_EARLY_EXTENTS: Final = 4096
 _PACKETS_PER_TURN: Final = 64
@@ -280,13 +282,41 @@ class Visit:
         origin = Origin(joined.epoch, joined.arena, joined.session, joined.fingerprint)
         self.duties = Duties(self._house, calls, self.serial, origin, hello.heartbeat_s)
         self._house.table.set_current(joined.epoch, now_ns)
-        if not self._is_leaving:
+        if not self._is_called_otherwise(joined) and not self._is_leaving:
             url = endpoints.parse(welcome.endpoint).url
             self._house.membership.enter(Access(self.serial, url, Token(welcome.token), joined))
-        self._house.journal.count("registrations")
+            self._say_registered(url, enrolment.registration, joined)
         early, self._early = self._early, []
         for given, fd in early:
             self.duties.extent_given(given, fd)
+
+    def _is_called_otherwise(self, joined: Joined) -> bool:
+        """Whether the server understood the namespace as another one; the stay is left then.
+
+        Its chunks would be shared with engines whose bytes are not ours.
+        """
+        ours = fingerprint(joined.namespace)
+        if joined.fingerprint == ours:
+            return False
+        self._refused(
+            ReplyError(
+                ErrorCode.UNSUPPORTED,
+                f"it calls this engine's namespace {joined.fingerprint.hex()} where {ours.hex()} "
+                "is right; install matching versions of kvkeep on both sides",
+            )
+        )
+        self.leave()
+        return True
+
+    def _say_registered(self, url: str, registration: Registration, joined: Joined) -> None:
+        num_pages = max((pool.num_pages for pool in registration.pools), default=0)
+        page_bytes = sum(group.page_bytes for group in joined.namespace.groups)
+        self._house.journal.report(
+            "registrations",
+            f"kvkeep: registered at {url}: {num_pages} pages of {page_bytes} bytes, "
+            f"namespace {joined.fingerprint.hex()}",
+            logging.INFO,
+        )
 
     def _refused(self, error: KvkeepError) -> None:
         if self._house.membership.refusal is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,19 @@ from adapter.household import Former, Household
 from adapter.visit import Visit
 from protocol.errors import ErrorCode, UnreachableError
 from protocol.ids import Epoch, SessionId
-from protocol.messages import Op
+from protocol.messages import Op, RegisterKvCacheReply
+from protocol.namespace import fingerprint
 from protocol.side import Welcome, pack
 from tests.adapter.linking import make_pool, shard_pool
-from tests.adapter.responder import ExtentFile, Responder, geometry, namespace, until, void
+from tests.adapter.responder import (
+    PAGE_BYTES,
+    ExtentFile,
+    Responder,
+    geometry,
+    namespace,
+    until,
+    void,
+)
 from tests.adapter.test_household import household
 
 
@@ -84,6 +94,40 @@ def test_a_stay_is_polled_registered_and_left(
     assert not server.bodies(Op.UNREGISTER)
     turn_until(visit, registration, lambda: visit.has_left)
     visit.close()
+    visit.close()
+
+
+def test_a_registration_is_said_in_one_line(
+    house: Household,
+    server: Responder,
+    registration: Registration,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    visit = begin(house, server)
+    join(visit, registration)
+    visit.close()
+    lines = [r.getMessage() for r in caplog.records if "registered at" in r.getMessage()]
+    assert lines == [
+        f"kvkeep: registered at {server.url}: 4 pages of {PAGE_BYTES} bytes, "
+        f"namespace {fingerprint(namespace()).hex()}"
+    ]
+
+
+def test_a_server_that_calls_the_namespace_otherwise_is_left(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    """docs/protocol.md: the server computes the fingerprint too, and a client compares."""
+    server.handlers[Op.REGISTER_KV_CACHE] = lambda body: RegisterKvCacheReply(
+        session=5, fingerprint=bytes(16), extents=0
+    )
+    visit = begin(house, server)
+    turn_until(visit, registration, lambda: house.membership.refusal)
+    assert house.membership.refusal is not None
+    assert fingerprint(namespace()).hex() in house.membership.refusal.message
+    assert house.membership.access is None
+    turn_until(visit, registration, lambda: visit.has_left)
+    assert [body.session for body in server.bodies(Op.UNREGISTER)] == [5]
     visit.close()
 
 
