@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from adapter.config import Settings, read_settings
+from adapter.device import capture_device
 from adapter.identity import Geometry
 from adapter.journal import Journal
 from adapter.link import Link, LinkConfig
@@ -98,7 +99,8 @@ class Engine(Party):
             )
         )
         register(link)
-        saver = Saver(link, geometry, self.settings.held_percent, self.journal)
+        percent = self.settings.held_percent
+        saver = Saver(link, geometry, percent, self.journal, capture_device())
         link.start()
         saver.start()
         with self._lock:

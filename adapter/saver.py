@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,7 +54,14 @@ class _Ticket:
 class Saver:
     """Saves of one rank: the shared ledger, its lock, and the thread that empties it."""
 
-    def __init__(self, link: Link, geometry: Geometry, held_percent: int, journal: Journal) -> None:
+    def __init__(
+        self,
+        link: Link,
+        geometry: Geometry,
+        held_percent: int,
+        journal: Journal,
+        enter_device: Callable[[], None] = lambda: None,
+    ) -> None:
         """Starts nothing.
 
         Args:
@@ -62,8 +69,11 @@ class Saver:
             geometry: of the pool.
             held_percent: share of the pool that finished requests may hold.
             journal: takes what goes wrong.
+            enter_device: called first in the saver's thread, which asks the engine's stream for
+                marks; the link's threads touch nothing of the device.
         """
         self._link = link
+        self._enter_device = enter_device
         self._journal = journal
         self._chunk_blocks = geometry.chunk_blocks
         self._ledger = SaveLedger(geometry.num_pages, geometry.chunk_blocks, held_percent)
@@ -157,6 +167,10 @@ class Saver:
 
     def _run(self) -> None:
         channel = self._link.open_channel()
+        try:
+            self._enter_device()
+        except Exception as error:  # noqa: BLE001 - marks that cannot be asked drop their saves
+            self._journal.report("device_errors", f"saves may be dropped: {error!r}")
         try:
             while not self._stopping:
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,18 @@ def test_stop_is_quick_and_repeatable(saver: Saver) -> None:
     saver.stop(5)
     assert time.monotonic() - begin_s < 2
     saver.abandon()
+
+
+def test_its_thread_enters_the_engines_device_first(server: Responder, link: Link) -> None:
+    entered: list[str] = []
+
+    def enter() -> None:
+        entered.append(threading.current_thread().name)
+        raise RuntimeError("no such device")
+
+    saver = Saver(link, GEO, 100, Journal(logging.getLogger("test")), enter)
+    saver.start()
+    bind(saver, names(), alive={7: 2})
+    until(lambda: server.bodies(Op.STORE))  # a device that cannot be entered ends no thread
+    assert entered == ["kvkeep-saver"]
+    saver.stop(5)

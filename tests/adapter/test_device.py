@@ -1,0 +1,50 @@
+"""The device that is captured where the pool is registered, and entered in our own threads."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+from adapter.device import capture_device
+
+
+class FakeCuda:
+    """``torch.cuda``: as in CUDA, each thread has a current device of its own, at first 0."""
+
+    def __init__(self, is_initialized: bool) -> None:
+        self._is_initialized = is_initialized
+        self._current = threading.local()
+
+    def is_initialized(self) -> bool:
+        return self._is_initialized
+
+    def current_device(self) -> int:
+        assert self._is_initialized, "asking would begin CUDA"
+        return getattr(self._current, "device", 0)
+
+    def set_device(self, device: int) -> None:
+        assert self._is_initialized, "setting would begin CUDA"
+        self._current.device = device
+
+
+def test_a_thread_of_ours_works_on_the_engines_device() -> None:
+    cuda = FakeCuda(True)
+    cuda.set_device(3)
+    enter = capture_device({"torch": SimpleNamespace(cuda=cuda)})
+    seen = []
+
+    def run() -> None:
+        seen.append(cuda.current_device())
+        enter()
+        seen.append(cuda.current_device())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(5)
+    assert seen == [0, 3]
+
+
+def test_without_cuda_nothing_is_begun() -> None:
+    capture_device({})()
+    capture_device({"torch": SimpleNamespace()})()
+    capture_device({"torch": SimpleNamespace(cuda=FakeCuda(False))})()
