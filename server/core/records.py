@@ -36,7 +36,7 @@ def build(
         chunk_blocks: blocks per chunk.
         payload_bytes: used bytes of a slot.
         owner: the engine that stored them.
-        stamp_us: when, on the server's monotonic clock.
+        stamp_us: when, on the server's monotonic clock, microseconds.
         first_generation: of the first chunk; the others follow.
 
     Returns:
@@ -53,6 +53,6 @@ def build(
     rows["payload_bytes"] = payload_bytes
     rows["generation"] = np.arange(first_generation, first_generation + len(rows), dtype=np.uint64)
     rows["owner"] = np.void(owner)
-    rows["stamp"] = stamp_us
+    rows["stamp"] = stamp_us * 1000  # nanoseconds in the file (docs/protocol.md)
     rows["checksum"] = checksums(rows)
     return rows

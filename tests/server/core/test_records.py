@@ -34,6 +34,6 @@ def test_records_say_who_follows_whom(count: int, is_root: bool, generation: int
     first = rows[0]
     assert bytes(first["namespace"]) == b"f" * 8
     assert (int(first["shard"]), int(first["chunk_blocks"])) == (3, 2)
-    assert (int(first["payload_bytes"]), int(first["stamp"])) == (8192, 77)
+    assert (int(first["payload_bytes"]), int(first["stamp"])) == (8192, 77_000)  # nanoseconds
     assert bytes(first["owner"]) == b"o" * 16
     assert np.unique(rows["state"]).tolist() == [STATE_HELD]
