@@ -1,7 +1,7 @@
 """The server's settings: read once, checked, frozen.
 
-Purpose: command line over environment over default; a wrong value names its key, its unit and
-what is valid. Must not know: who uses the settings. Runs in: the main process, at start.
+Purpose: command line over environment over file over default; a wrong value names its key, its
+unit and what is valid. Must not know: who uses the settings. Runs in: the main process, at start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from protocol import endpoint as endpoints
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
+from server import configfile
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -27,7 +28,8 @@ MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
 LEAST_EXTENTS_PER_ARENA = 4
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-KEYS = ("endpoint", "l1-size", "arena-dir", "extent-size", "log-level", "cgroup-root")
+FILE_KEYS = ("endpoint", "l1-size", "arena-dir", "extent-size", "log-level", "cgroup-root")
+KEYS = (*FILE_KEYS, "config")
 ENVIRONMENT_PREFIX = "KVKEEP_"
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
@@ -65,7 +67,8 @@ def read(
 
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``l1-size``,
-            ``extent-size``, ``log-level``, ``cgroup-root``); None for what was not given.
+            ``extent-size``, ``log-level``, ``cgroup-root``, ``config``: a file with more of
+            them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -76,23 +79,41 @@ def read(
         ConfigError: INVALID_URL or INVALID_CONFIG.
     """
     user = os.geteuid() if uid is None else uid
+    given = {variable(key): environ[variable(key)] for key in KEYS if variable(key) in environ}
+    source: dict[str, str] = {}
     try:
-        return _read(options, environ, user)
+        path = _folder("config", _setting("config", options, given))
+        if path:
+            from_file = configfile.read(path, FILE_KEYS)
+            source = {key: path for key in from_file if variable(key) not in given}
+            given = {variable(key): value for key, value in from_file.items()} | given
+        return _read(options, given, environ, user)
     except ConfigError as error:
         # Who typed no option looks for the mistake in vain on the command line.
         key = str(error.detail.get("key", "endpoint"))
-        name = variable(key)
-        if options.get(key) is not None or name not in environ:
+        name = source.get(key) or variable(key)
+        if options.get(key) is not None or variable(key) not in given:
             raise
         raise ConfigError(error.code, f"{name}: {error.message}", **error.detail) from error
 
 
-def _read(options: Mapping[str, str | None], environ: Mapping[str, str], user: int) -> ServerConfig:
-    def setting(key: str) -> str:
-        given = options.get(key)
-        return environ.get(variable(key), "") if given is None else given
+def _setting(key: str, options: Mapping[str, str | None], given: Mapping[str, str]) -> str:
+    typed = options.get(key)
+    return given.get(variable(key), "") if typed is None else typed
 
-    url = setting("endpoint") if _is_given("endpoint", options, environ) else None
+
+def _read(
+    options: Mapping[str, str | None],
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    user: int,
+) -> ServerConfig:
+    def setting(key: str) -> str:
+        return _setting(key, options, given)
+
+    # An endpoint that is given but empty is a mistake, not a wish for the default (B46).
+    is_given = options.get("endpoint") is not None or variable("endpoint") in given
+    url = setting("endpoint") if is_given else None
     if url is None:
         url = endpoints.default_url(environ, user, is_usable_folder)
     arena_bytes = _size("l1-size", setting("l1-size"), MIN_ARENA_BYTES, MAX_ARENA_BYTES)
@@ -133,11 +154,6 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """
     known = {variable(key) for key in KEYS}
     return sorted(n for n in environ if n.startswith(ENVIRONMENT_PREFIX) and n not in known)
-
-
-def _is_given(key: str, options: Mapping[str, str | None], environ: Mapping[str, str]) -> bool:
-    """An endpoint that is given but empty is a mistake, not a wish for the default (B46)."""
-    return options.get(key) is not None or variable(key) in environ
 
 
 def is_usable_folder(path: str) -> bool:

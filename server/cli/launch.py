@@ -41,12 +41,18 @@ EXIT_CONFIG = 2
     metavar="LEVEL",
     help="DEBUG, INFO, WARNING or ERROR; the log goes to stderr.  [default: WARNING]",
 )
+@click.option(
+    "--config",
+    metavar="PATH",
+    help="File with more of these options, absolute: a line  l1-size = 20G  for each.",
+)
 @click.option("--cgroup-root", metavar="PATH", hidden=True)
 def command(**options: str | None) -> None:
     """Run the server in the foreground until SIGTERM or Ctrl-C.
 
     It prints one line when engines can connect. Each option can also be given in the
-    environment, as KVKEEP_ENDPOINT, KVKEEP_L1_SIZE and so on; the command line comes first.
+    environment, as KVKEEP_ENDPOINT, KVKEEP_L1_SIZE and so on. The command line comes first, then
+    the environment, then the file of --config.
     """
     # Read by numerics when they are first imported, below; the server has no use for threads
     # of theirs.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +85,25 @@ def test_who_set_a_wrong_value_is_said() -> None:
         config.read({**ENDPOINT, "l1-size": "x"}, {"KVKEEP_L1_SIZE": "y"})
     with pytest.raises(ConfigError, match=r"^INVALID_[A-Z]+: KVKEEP_ENDPOINT: server URL 'x'"):
         config.read({}, {"KVKEEP_ENDPOINT": "x"})
+
+
+def test_a_file_comes_after_the_environment_and_before_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "kvkeep.conf"
+    path.write_text("l1-size = 3G\nlog-level = ERROR\nendpoint = ipc:///file\n")
+    environ = {"KVKEEP_CONFIG": str(path), "KVKEEP_LOG_LEVEL": "INFO"}
+    found = config.read({"endpoint": "ipc:///typed"}, environ)
+    assert (found.arena_bytes, found.log_level) == (3 * GIB, "INFO")
+    assert found.endpoint.url == "ipc:///typed"
+    assert config.read({"config": str(path)}, {}).log_level == "ERROR"
+    path.write_text("l1-size = x\n")
+    with pytest.raises(ConfigError, match=f"{path}: l1-size='x'"):
+        config.read({}, environ)
+    path.write_text("endpoint =\n")  # there, but empty: no wish for the default
+    with pytest.raises(ConfigError, match=str(path)) as caught:
+        config.read({}, environ)
+    assert caught.value.code == ErrorCode.INVALID_URL
+    with pytest.raises(ConfigError, match=r"KVKEEP_CONFIG: .*absolute path"):
+        config.read({}, {"KVKEEP_CONFIG": "kvkeep.conf"})
 
 
 def test_variables_that_are_no_settings_are_told_apart() -> None:
