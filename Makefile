@@ -6,17 +6,19 @@
 #                           out a CUDA build of several GB, which works as well)
 #   ARGS="-k leases -x"     further arguments for pytest, the demo or the benchmark
 #   SEED=123                the Hypothesis seed of an earlier run
+#   JOBS=1                  test processes at a time; 0 runs all in one, for a debugger
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 ARGS ?=
 SEED ?=
+JOBS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.kvkeep-setup
-PYTEST := $(PY) -m pytest $(if $(SEED),--hypothesis-seed=$(SEED))
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-seed=$(SEED))
 SOURCES := protocol server adapter tests .ci
 
 .DEFAULT_GOAL := help
