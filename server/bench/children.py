@@ -87,9 +87,10 @@ def workplace(shm: Path = Path("/dev/shm")) -> Iterator[Workplace]:
     Yields:
         The folders.
     """
-    runtime_dir = Path(tempfile.mkdtemp(prefix="kvkeep-bench-"))
+    prefix = f"kvkeep-bench-{os.getpid()}-"  # so that a leftover names who left it
+    runtime_dir = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        shm_dir = Path(tempfile.mkdtemp(prefix="kvkeep-bench-", dir=shm))
+        shm_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=shm))
         place = Workplace(runtime_dir, shm_dir)
         try:
             yield place

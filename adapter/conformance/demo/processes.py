@@ -88,10 +88,11 @@ def stage(arena_bytes: int) -> Iterator[Stage]:
     Raises:
         DemoError: If no folder has that much room.
     """
-    folder = Path(tempfile.mkdtemp(prefix="kvkeep-demo-"))
+    prefix = f"kvkeep-demo-{os.getpid()}-"  # so that a leftover names who left it
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         with tempfile.TemporaryDirectory(
-            prefix="kvkeep-demo-", dir=_roomy_folder(arena_bytes), ignore_cleanup_errors=True
+            prefix=prefix, dir=_roomy_folder(arena_bytes), ignore_cleanup_errors=True
         ) as arena:
             made = Stage(folder, Path(arena) / "arena")
             try:
