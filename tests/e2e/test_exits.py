@@ -66,7 +66,17 @@ def server() -> Iterator[ServerProcess]:
 def test_an_interpreter_that_ends(server: ServerProcess, tmp_path: Path, way: str) -> None:
     model = write_model(tmp_path / "m")
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, server.url, str(model), way],
+        # From 3.12 on Python warns of a fork beside threads, which is what is tried here.
+        [
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            CHILD,
+            server.url,
+            str(model),
+            way,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
