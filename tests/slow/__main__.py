@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def run_step(step: Step, title: str, build: Path) -> dict[str, Any]:
         print("\n".join([error, *tail[-_TAIL_LINES:]]), flush=True)
     return {
         "name": step.name,
-        "command": " ".join(step.command[1:]),
+        "command": shlex.join(step.command[1:]).replace(f"{ROOT}{os.sep}", ""),
         "exit_code": code,
         "seconds": seconds,
         "error": error,
