@@ -31,7 +31,8 @@ class SaveNames:
         first_chunk: ordinal of the first chunk named; follows what was named before.
         parent: key of the chunk before it, empty when there is none.
         keys: 16 bytes per chunk.
-        pages: int32[num_chunks * chunk_blocks].
+        pages: int32[num_groups, num_chunks * chunk_blocks]; -1 where a sliding window has no page
+            any more, in which case that group's shard of the chunk is not saved.
     """
 
     request_id: int
@@ -66,8 +67,10 @@ class LoadOrder:
         epoch: of the server that named the slots.
         slots: SLOT_DTYPE[num_chunks * num_shards] as bytes, chunk-major.
         num_shards: shards per chunk.
-        pages: int32[num_chunks, chunk_blocks], -1 for pages outside the load range (they are
-            shared with running requests or computed by this one; host contract rule 4).
+        pages: int32[num_groups, num_chunks, chunk_blocks], -1 for pages outside the load range (they
+            are shared with running requests or computed by this one; host contract rule 4) or
+            outside a window.
+        is_async: the request waits outside the batch; its completion is reported by id.
     """
 
     request_id: int
@@ -77,6 +80,20 @@ class LoadOrder:
     slots: bytes
     num_shards: int
     pages: NDArray[np.int32]
+    is_async: bool = False
+
+
+@dataclass(frozen=True)
+class EngineCard:
+    """What the other ranks need to join the leader's instance.
+
+    Attributes:
+        instance: the engine's id, made by the leader.
+        url: of the server that the leader uses.
+    """
+
+    instance: bytes
+    url: str
 
 
 @dataclass(frozen=True)
@@ -85,21 +102,27 @@ class ConnectorMetadata:
 
     Attributes:
         iteration: 1 and up, one more per call of ``build_connector_meta``.
-        new_pages: int32[n], pages handed out since the last iteration, device-matched ones not.
+        new_pages: for each group int32[n], pages handed out since the last iteration, device-matched
+            ones not; empty for none in any group.
         alive: int64[r], our numbers of the requests in this batch.
         valid_chunks: int32[r], whole chunks of each that were computed, or queued to be computed,
             before this iteration's forward.
         names: chunks that may be saved later on.
         loads: what to load now.
         ended: int64[e], our numbers of requests whose pages are no longer theirs.
+        engine: set by a leader with other ranks.
+        may_fire: whether the batch holds a prompt part of two tokens or more, so that the forward
+            is not a replayed graph and its layer hooks may be expected.
         failure: why tokens promised to the engine cannot be loaded; empty when all is well.
     """
 
     iteration: int
-    new_pages: NDArray[np.int32] = field(default_factory=_no_int32)
+    new_pages: tuple[NDArray[np.int32], ...] = ()
     alive: NDArray[np.int64] = field(default_factory=_no_int64)
     valid_chunks: NDArray[np.int32] = field(default_factory=_no_int32)
     names: tuple[SaveNames, ...] = ()
     loads: tuple[LoadOrder, ...] = ()
     ended: NDArray[np.int64] = field(default_factory=_no_int64)
+    engine: EngineCard | None = None
+    may_fire: bool = False
     failure: str = ""

@@ -1,0 +1,101 @@
+"""The engine's KV memory as bytes: where each page of each layer group lies.
+
+The device interface of the adapter: loads write through it, the staging ring reads through it, and
+whether the server can map the memory itself is said by ``export``. A page is its parts in all
+regions of its group, concatenated (as in ``protocol.layout.ShardPool``).
+
+Must not know: requests, sockets, who copies. Built at registration; any thread may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.layout import Region
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """One region: part i of the pages lies at ``flat[stride_bytes * i :][:size_bytes]``.
+
+    Attributes:
+        flat: uint8[stride_bytes * (num_pages - 1) + size_bytes], contiguous, writable.
+        size_bytes: bytes of one page in this region.
+        stride_bytes: distance of pages, at least ``size_bytes``.
+    """
+
+    flat: NDArray[np.uint8]
+    size_bytes: int
+    stride_bytes: int
+
+
+@dataclass(frozen=True)
+class LayerSlice:
+    """Bytes of one model layer within a page.
+
+    Attributes:
+        group: layer group.
+        start_byte: within the page (parts concatenated).
+        num_bytes: length.
+    """
+
+    group: int
+    start_byte: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class GroupPages:
+    """The pages of one layer group.
+
+    Attributes:
+        parts: regions in order; one for a V1 pool.
+        num_pages: pages.
+    """
+
+    parts: tuple[PagePart, ...]
+    num_pages: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all parts."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Export:
+    """How the server may map this memory itself, read-only.
+
+    Attributes:
+        fd: sealed memfd; not the caller's to close.
+        num_bytes: its length.
+        regions: of each group, relative to the memfd's beginning.
+    """
+
+    fd: int
+    num_bytes: int
+    regions: tuple[tuple[Region, ...], ...]
+
+
+@dataclass(frozen=True)
+class PageMemory:
+    """All pages of one rank.
+
+    Attributes:
+        groups: in the engine's order.
+        export: None when the memory cannot be shared: saves go through the staging ring.
+        why_private: why not, for the log; empty with an export.
+        layers: where each model layer lies; empty when the layout does not tell, in which case
+            nothing is done by layer.
+        keep: what owns the memory, kept alive with this object.
+    """
+
+    groups: tuple[GroupPages, ...]
+    export: Export | None
+    why_private: str = ""
+    layers: Mapping[int, tuple[LayerSlice, ...]] = field(default_factory=dict)
+    keep: object = None
