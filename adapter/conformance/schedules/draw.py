@@ -1,0 +1,120 @@
+"""Random schedules: waves of requests that share beginnings, end early, or are cancelled.
+
+Lengths crowd around multiples of the block size, where engines go wrong. Prompts come from a few
+documents that all schedules of a seed's family share, so that what one schedule stored is hit by
+the next. Must not know: engines. Pure function of its seed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+_SALTS: Final = (None, None, None, "tenant-a", "tenant-b")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the requests of an engine may look like.
+
+    Attributes:
+        tokens_per_block: the engine's.
+        max_blocks: of a prompt.
+        vocab_size: token ids are below it.
+        num_documents: texts that prompts begin with.
+        max_new_tokens: of an answer.
+        family: schedules of one family share documents.
+    """
+
+    tokens_per_block: int
+    max_blocks: int = 4
+    vocab_size: int = 250
+    num_documents: int = 3
+    max_new_tokens: int = 6
+    family: int = 0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        prompt: token ids.
+        max_new_tokens: of the answer.
+        stop_ids: end the answer early.
+        cache_salt: tenant.
+        cancel_after_s: when to cancel it after the wave was submitted; None lets it end.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    cache_salt: str | None = None
+    cancel_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Requests submitted at once.
+
+    Attributes:
+        asks: in order of submission.
+        forget: whether the host's own cache is emptied afterwards, so that only the server's is
+            left.
+    """
+
+    asks: tuple[Ask, ...]
+    forget: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What an engine is asked, from one seed."""
+
+    seed: int
+    waves: tuple[Wave, ...]
+
+
+def draw(seed: int, shape: Shape) -> Schedule:
+    """The schedule of a seed.
+
+    Args:
+        seed: any integer.
+        shape: of the engine's requests.
+    """
+    rng = random.Random(f"schedule {seed}")
+    documents = _documents(shape)
+    waves = []
+    for _ in range(rng.randint(2, 3)):
+        asks = tuple(_ask(rng, documents, shape) for _ in range(rng.choice((1, 1, 2, 2, 3))))
+        if rng.random() < 0.3:
+            asks += (asks[0],)  # the same at the same time
+        waves.append(Wave(asks, forget=rng.random() < 0.7))
+    return Schedule(seed, tuple(waves))
+
+
+def _documents(shape: Shape) -> list[tuple[int, ...]]:
+    rng = random.Random(f"documents {shape.family}")
+    length = shape.max_blocks * shape.tokens_per_block
+    return [
+        tuple(rng.randrange(1, shape.vocab_size) for _ in range(length))
+        for _ in range(shape.num_documents)
+    ]
+
+
+def _ask(rng: random.Random, documents: list[tuple[int, ...]], shape: Shape) -> Ask:
+    size, longest = shape.tokens_per_block, shape.max_blocks * shape.tokens_per_block
+    length = rng.randint(1, shape.max_blocks) * size + rng.choice((-1, 0, 0, 1, 1, size // 2))
+    length = max(1, min(length, longest))
+    kept = rng.choice((length, length, (length // size) * size, rng.randint(0, length)))
+    tail = [rng.randrange(1, shape.vocab_size) for _ in range(length - kept)]
+    prompt = (*rng.choice(documents)[:kept], *tail)
+    stops = frozenset(rng.sample(range(shape.vocab_size), 12)) if rng.random() < 0.25 else None
+    return Ask(
+        prompt=prompt,
+        max_new_tokens=rng.choice((1, 1, 2, rng.randint(1, shape.max_new_tokens))),
+        stop_ids=stops or frozenset(),
+        cache_salt=rng.choice(_SALTS),
+        cancel_after_s=rng.random() * 0.02 if rng.random() < 0.15 else None,
+    )

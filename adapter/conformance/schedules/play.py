@@ -1,0 +1,173 @@
+"""Plays schedules on an engine: equal answers, and nothing left behind.
+
+An answer is equal when its tokens are and its logits are bit for bit those of a run without any
+cache. After a schedule the server may hold no lease, pin, reservation or open store, the adapter no
+page, and every page of the host may be handed out again. Must not know: how engines are built.
+Runs in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from adapter.conformance.host.errors import RequestCancelledError
+from adapter.conformance.schedules.draw import Ask, Schedule, Wave
+from adapter.conformance.schedules.subject import Answer, Handle, Subject
+
+GAUGES: Final = ("leases", "pinned_slots", "slots_reserved", "stores", "copies_in_flight")
+"""Values of the server that are 0 when no request is under way."""
+
+HELD: Final = ("held_pages", "open_saves")
+"""Counters of the adapter that are 0 then."""
+
+_RESULT_S: Final = 60.0
+_SETTLE_S: Final = 20.0
+_POLL_S: Final = 0.005
+
+
+class PlayError(AssertionError):
+    """An engine answered wrongly, hung or left something behind."""
+
+
+@dataclass
+class Tally:
+    """What was seen.
+
+    Attributes:
+        schedules: played.
+        requests: that ended.
+        cancelled: of them, by the client.
+        compared: answers compared with the reference.
+        prompt_tokens: of those.
+        loaded_tokens: of those, taken from the server.
+        errors: one line per failure.
+    """
+
+    schedules: int = 0
+    requests: int = 0
+    cancelled: int = 0
+    compared: int = 0
+    prompt_tokens: int = 0
+    loaded_tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def play(
+    schedule: Schedule, subject: Subject, expected: Callable[[Ask], Answer], tally: Tally
+) -> None:
+    """Plays one schedule.
+
+    Args:
+        schedule: from ``draw``.
+        subject: the engine.
+        expected: what an engine without a cache answers.
+        tally: counts what is seen.
+
+    Raises:
+        PlayError: naming seed, request and difference.
+    """
+    for wave in schedule.waves:
+        _play_wave(schedule.seed, wave, subject, expected, tally)
+        if wave.forget:
+            subject.forget_reuse(_SETTLE_S)
+    subject.forget_reuse(_SETTLE_S)
+    check_nothing_left(schedule.seed, subject)
+    tally.schedules += 1
+
+
+def _play_wave(
+    seed: int, wave: Wave, subject: Subject, expected: Callable[[Ask], Answer], tally: Tally
+) -> None:
+    handles = [(ask, subject.submit(ask)) for ask in wave.asks]
+    began_s = time.monotonic()
+    doomed = [(ask.cancel_after_s, handle) for ask, handle in handles if ask.cancel_after_s]
+    for after_s, handle in sorted(doomed, key=lambda one: one[0]):
+        time.sleep(max(0.0, began_s + after_s - time.monotonic()))
+        subject.cancel(handle)
+    for ask, handle in handles:
+        answer = _result(seed, ask, handle, subject)
+        tally.requests += 1
+        if answer is None:
+            tally.cancelled += 1
+            continue
+        check_equal(seed, ask, answer, expected(ask))
+        tally.compared += 1
+        tally.prompt_tokens += len(ask.prompt)
+        tally.loaded_tokens += answer.num_loaded_tokens
+
+
+def _result(seed: int, ask: Ask, handle: Handle, subject: Subject) -> Answer | None:
+    try:
+        return handle.result(_RESULT_S)
+    except RequestCancelledError:
+        if ask.cancel_after_s is None:
+            raise PlayError(f"seed {seed}: a request was cancelled by nobody: {ask}") from None
+        return None
+    except Exception as error:
+        raise PlayError(f"seed {seed}: {error!r}; {subject.died_of()} for {ask}") from error
+
+
+def check_equal(seed: int, ask: Ask, answer: Answer, wanted: Answer) -> None:
+    """Compares an answer with that of a run without a cache.
+
+    Args:
+        seed: for the message.
+        ask: the request.
+        answer: of the engine under test.
+        wanted: the reference.
+
+    Raises:
+        PlayError: they differ.
+    """
+    if answer.tokens != wanted.tokens:
+        raise PlayError(f"seed {seed}: tokens {answer.tokens}, not {wanted.tokens}, for {ask}")
+    if len(answer.logits) != len(wanted.logits):
+        raise PlayError(f"seed {seed}: {len(answer.logits)} logits for {ask}")
+    for number, (one, other) in enumerate(zip(answer.logits, wanted.logits, strict=True)):
+        if not _same_bits(one, other):
+            raise PlayError(
+                f"seed {seed}: logits of token {number} differ with {answer.num_loaded_tokens} "
+                f"tokens loaded, for {ask}"
+            )
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and bool(torch.equal(one, other))
+
+
+def check_nothing_left(seed: int, subject: Subject) -> None:
+    """Looks for leaks, giving what is under way in the background a moment to end.
+
+    Args:
+        seed: for the message.
+        subject: an engine on which nothing runs.
+
+    Raises:
+        PlayError: naming what is left.
+    """
+    end_s = time.monotonic() + _SETTLE_S
+    while True:
+        left = _left(subject)
+        if not left:
+            return
+        if time.monotonic() > end_s:
+            raise PlayError(f"seed {seed}: left behind: {', '.join(left)}")
+        time.sleep(_POLL_S)
+
+
+def _left(subject: Subject) -> list[str]:
+    values = subject.server_values()
+    if not values:
+        return ["a server that does not answer"]
+    left = [f"{name}={values.get(name, 'missing')}" for name in GAUGES if values.get(name) != 0]
+    for rank, counters in enumerate(subject.held()):
+        left += [f"rank {rank}: {name}={counters[name]}" for name in HELD if counters.get(name)]
+    free, total = subject.free_pages()
+    if free != total:
+        left.append(f"{total - free} pages of the host")
+    return left

@@ -1,0 +1,72 @@
+"""An engine of a few lines whose answers follow from the prompt, and that can be made to err."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from adapter.conformance.host.errors import RequestCancelledError
+from adapter.conformance.schedules.draw import Ask
+
+
+@dataclass
+class FakeAnswer:
+    tokens: list[int]
+    logits: list[Any]
+    num_loaded_tokens: int = 0
+
+
+def answer(ask: Ask) -> FakeAnswer:
+    total = float(sum(ask.prompt))
+    return FakeAnswer([len(ask.prompt) % 7], [torch.tensor([total, 1.0])])
+
+
+class FakeHandle:
+    def __init__(self, ask: Ask, spoil: bool) -> None:
+        self._ask, self._spoil = ask, spoil
+        self.is_cancelled = False
+
+    def result(self, timeout_s: float | None = None) -> FakeAnswer:
+        if self.is_cancelled:
+            raise RequestCancelledError("cancelled")
+        found = answer(self._ask)
+        if self._spoil:
+            found.logits[0][1] = 1.0000001
+        return found
+
+
+@dataclass
+class FakeSubject:
+    spoil_at: int = -1
+    values: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("leases", "pinned_slots", "slots_reserved", "stores", "copies_in_flight"), 0
+        )
+    )
+    counters: list[dict[str, int]] = field(default_factory=lambda: [{"held_pages": 0}])
+    pages: tuple[int, int] = (8, 8)
+    num_asked: int = 0
+
+    def submit(self, ask: Ask) -> FakeHandle:
+        self.num_asked += 1
+        return FakeHandle(ask, self.num_asked == self.spoil_at)
+
+    def cancel(self, handle: Any) -> None:
+        handle.is_cancelled = True
+
+    def forget_reuse(self, timeout_s: float) -> None: ...
+
+    def free_pages(self) -> tuple[int, int]:
+        return self.pages
+
+    def held(self) -> Sequence[dict[str, int]]:
+        return self.counters
+
+    def server_values(self) -> dict[str, int]:
+        return self.values
+
+    def died_of(self) -> str:
+        return ""

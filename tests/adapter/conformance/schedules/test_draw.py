@@ -1,0 +1,31 @@
+"""Schedules repeat, share beginnings, and crowd around block boundaries."""
+
+from __future__ import annotations
+
+from adapter.conformance.schedules.draw import Shape, draw
+
+SHAPE = Shape(tokens_per_block=16)
+
+
+def test_a_seed_is_a_schedule() -> None:
+    assert draw(7, SHAPE) == draw(7, SHAPE)
+    assert draw(7, SHAPE) != draw(8, SHAPE)
+
+
+def test_what_hundred_schedules_hold() -> None:
+    asks = [ask for seed in range(100) for wave in draw(seed, SHAPE).waves for ask in wave.asks]
+    assert all(1 <= len(ask.prompt) <= 64 and ask.max_new_tokens >= 1 for ask in asks)
+    assert all(0 <= token < SHAPE.vocab_size for ask in asks for token in ask.prompt)
+    rests = [len(ask.prompt) % 16 for ask in asks]
+    assert {0, 1, 15} <= set(rests)
+    assert sum(ask.cancel_after_s is not None for ask in asks) > 20
+    assert sum(bool(ask.stop_ids) for ask in asks) > 20
+    assert len({ask.cache_salt for ask in asks}) == 3
+    beginnings = [ask.prompt[:16] for ask in asks if len(ask.prompt) >= 16]
+    assert len(set(beginnings)) < len(beginnings) / 2
+
+
+def test_families_have_other_texts() -> None:
+    one = {ask.prompt[:16] for ask in draw(1, SHAPE).waves[0].asks}
+    other = Shape(tokens_per_block=16, family=1)
+    assert one.isdisjoint({ask.prompt[:16] for ask in draw(1, other).waves[0].asks})
