@@ -12,7 +12,8 @@ whatever thread asks; holds no state beyond the classes chosen at import.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,12 @@ CONNECTOR_MODULES: Final = (
     "tensorrt_llm._torch.pyexecutor.kv_cache_connector",
 )
 """Import paths of the interface, newest first. Source: host contract §1."""
+
+CONFORMANCE_RANK: Final = "TRTLLM_CONFORMANCE_RANK"
+"""Environment variable: this process's rank where no host is installed."""
+
+CONFORMANCE_EPOCH: Final = "TRTLLM_CONFORMANCE_EPOCH"
+"""Environment variable: the epoch whose interface the conformance host plays, ``E1`` to ``E4``."""
 
 MULTIMODAL_HASH_INTS: Final = 8
 """int32 values in one media item's digest. Source: host contract §8."""
@@ -87,30 +94,45 @@ class EpochFeatures:
     shutdown: bool
 
 
+CONFORMANCE_FEATURES: Final[Mapping[str, EpochFeatures]] = {
+    "E1": EpochFeatures(*[False] * 10),
+    "E2": EpochFeatures(True, True, True, False, True, False, False, False, False, False),
+    "E3": EpochFeatures(True, True, True, True, True, True, False, False, False, False),
+    "E4": EpochFeatures(*[True] * 10),
+}
+"""What each epoch's interface has. Source: host contract §1, §3."""
+
+
 def epoch_features(
-    scheduler_base: type = KvCacheConnectorScheduler, request_data: type = RequestData
+    scheduler_base: type | None = None, request_data: type = RequestData
 ) -> EpochFeatures:
     """Probe a scheduler base class and a request report for optional parts.
 
     Args:
-        scheduler_base: Class whose methods are looked up.
+        scheduler_base: Class whose methods are looked up; by default the interface in
+            use. The conformance host, which plays every epoch on one set of base
+            classes, says by ``CONFORMANCE_EPOCH`` which one it plays.
         request_data: Dataclass whose fields are looked up.
 
     Returns:
         One flag per optional feature.
     """
+    played = os.environ.get(CONFORMANCE_EPOCH, "")
+    if scheduler_base is None and _HOST is None and played in CONFORMANCE_FEATURES:
+        return CONFORMANCE_FEATURES[played]
+    base = scheduler_base or KvCacheConnectorScheduler
     fields = getattr(request_data, "__dataclass_fields__", {})
     return EpochFeatures(
         request_data_salt="cache_salt" in fields or "cache_salt_id" in fields,
         block_hashes="block_hashes" in fields,
         priorities="priorities" in fields,
         layer_groups="new_block_ids_by_layer_group" in fields,
-        wait_for_initialization=hasattr(scheduler_base, "wait_for_initialization"),
-        attention_dp=hasattr(scheduler_base, "supports_attention_dp"),
-        reserve_prefix=hasattr(scheduler_base, "reserve_prefix"),
-        cancel_load=hasattr(scheduler_base, "cancel_load"),
-        request_reset=hasattr(scheduler_base, "request_reset"),
-        shutdown=hasattr(scheduler_base, "shutdown"),
+        wait_for_initialization=hasattr(base, "wait_for_initialization"),
+        attention_dp=hasattr(base, "supports_attention_dp"),
+        reserve_prefix=hasattr(base, "reserve_prefix"),
+        cancel_load=hasattr(base, "cancel_load"),
+        request_reset=hasattr(base, "request_reset"),
+        shutdown=hasattr(base, "shutdown"),
     )
 
 
@@ -137,9 +159,12 @@ def host_version() -> str:
 
 
 def mpi_rank() -> int:
-    """This process's rank among the engine's, 0 without a host (host contract §1)."""
+    """This process's rank among the engine's (host contract §1).
+
+    Without a host: what ``CONFORMANCE_RANK`` says, 0 if it says nothing.
+    """
     if _HOST is None:
-        return 0
+        return int(os.environ.get(CONFORMANCE_RANK, "0"))
     return int(importlib.import_module("tensorrt_llm").mpi_rank())
 
 

@@ -58,14 +58,25 @@ class RequestDataE1:
 
 @dataclass
 class FallbackSchedulerOutput:
-    """One iteration's batch as the connector sees it (host contract §3)."""
+    """One iteration's batch as the connector sees it (host contract §3).
+
+    Attributes:
+        attention_dp_rank: Whose block ids these are, under attention DP (E3).
+    """
 
     new_requests: list[Any] = field(default_factory=list)
     cached_requests: list[Any] = field(default_factory=list)
+    attention_dp_rank: int | None = None
 
 
 class FallbackScheduler(ABC):
-    """Stand-in for the host's scheduler-side base class (host contract §3)."""
+    """Stand-in for the host's scheduler-side base class (host contract §3).
+
+    Attributes:
+        supports_attention_dp: Whether one per rank may run (E3).
+    """
+
+    supports_attention_dp = False
 
     def __init__(self, llm_args: Any) -> None:
         """Keep the engine's arguments, as the host's base does."""
@@ -93,9 +104,33 @@ class FallbackScheduler(ABC):
     def wait_for_initialization(self) -> None:  # noqa: B027 - a default that does nothing
         """Called once after pool registration."""
 
+    def update_state_after_alloc_by_layer_group(
+        self, request: Any, block_ids: list[list[int]]
+    ) -> None:
+        """Pages per layer group (E3); folds one group to the flat form.
+
+        Raises:
+            NotImplementedError: For several groups.
+        """
+        self.update_state_after_alloc(request, _only_group(block_ids))
+
+    def request_finished_by_layer_group(self, request: Any, block_ids: list[list[int]]) -> bool:
+        """Pages per layer group (E3); folds one group to the flat form.
+
+        Raises:
+            NotImplementedError: For several groups.
+        """
+        return self.request_finished(request, _only_group(block_ids))
+
 
 class FallbackWorker(ABC):
-    """Stand-in for the host's worker-side base class (host contract §3)."""
+    """Stand-in for the host's worker-side base class (host contract §3).
+
+    Attributes:
+        supports_attention_dp: Whether one per rank may run (E3).
+    """
+
+    supports_attention_dp = False
 
     def __init__(self, llm_args: Any) -> None:
         """Keep the engine's arguments and start without metadata."""
@@ -122,6 +157,15 @@ class FallbackWorker(ABC):
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         """Learn the final pool, once."""
 
+    def register_kv_cache_layout(self, layout: Any) -> None:
+        """Learn the final cache by its layout (E3, V2); one pool is folded to a tensor.
+
+        Args:
+            layout: Has ``as_single_pool_tensor()``, which raises where no single
+                tensor describes the cache.
+        """
+        self.register_kv_caches(layout.as_single_pool_tensor())
+
     @abstractmethod
     def start_load_kv(self, stream: Any) -> None:
         """Begin this iteration's loads, ordered on ``stream``."""
@@ -143,3 +187,9 @@ class FallbackWorker(ABC):
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
     ) -> tuple[list[int], list[int]]:
         """Ids whose saves ended, and ids whose loads ended."""
+
+
+def _only_group(groups: list[list[int]]) -> list[int]:
+    if len(groups) > 1:
+        raise NotImplementedError(f"{len(groups)} layer groups reached a connector for one")
+    return groups[0] if groups else []

@@ -169,3 +169,25 @@ def test_media_without_a_digest_each_has_no_hashes(hashes: object) -> None:
     assert items is not None
     assert not items.has_hashes
     assert items.positions == (1, 5)
+
+
+def test_without_a_host_the_conformance_host_says_which_epoch_it_plays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for epoch, cancel, groups in (("E1", False, False), ("E3", False, True), ("E4", True, True)):
+        monkeypatch.setenv(api.CONFORMANCE_EPOCH, epoch)
+        found = api.epoch_features()
+        assert (found.cancel_load, found.layer_groups) == (cancel, groups)
+    # A class that is named is looked at, whatever is played.
+    assert not api.epoch_features(object).cancel_load
+    monkeypatch.delenv(api.CONFORMANCE_EPOCH)
+    assert not api.epoch_features().cancel_load
+
+
+def test_without_a_host_the_rank_is_told_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(api.CONFORMANCE_RANK, "3")
+    assert api.mpi_rank() == 3
+    monkeypatch.delenv(api.CONFORMANCE_RANK)
+    assert api.mpi_rank() == 0

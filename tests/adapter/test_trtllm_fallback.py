@@ -71,3 +71,37 @@ def test_reports_have_the_fields_of_their_epoch() -> None:
     assert late.new_block_ids_by_layer_group == []
     assert late.block_hashes is not FallbackRequestData(1, [2], [3], 0, 1).block_hashes
     assert FallbackSchedulerOutput().new_requests == FallbackSchedulerOutput().cached_requests == []
+
+
+def test_one_layer_group_is_folded_to_the_flat_form_and_several_are_not() -> None:
+    seen: list[object] = []
+
+    class Noting(Scheduler):
+        def update_state_after_alloc(self, request: object, block_ids: list[int]) -> None:
+            seen.append(block_ids)
+
+        def request_finished(self, request: object, cache_block_ids: list[int]) -> bool:
+            seen.append(cache_block_ids)
+            return True
+
+    scheduler = Noting(None)
+    scheduler.update_state_after_alloc_by_layer_group(None, [[3, 4]])
+    assert scheduler.request_finished_by_layer_group(None, [])
+    assert seen == [[3, 4], []]
+    with pytest.raises(NotImplementedError, match="2 layer groups"):
+        scheduler.update_state_after_alloc_by_layer_group(None, [[1], [2]])
+
+
+def test_a_layout_that_one_tensor_describes_is_folded_to_it() -> None:
+    class Layout:
+        def as_single_pool_tensor(self) -> str:
+            return "tensor"
+
+    seen: list[object] = []
+
+    class Noting(Worker):
+        def register_kv_caches(self, kv_cache_tensor: object) -> None:
+            seen.append(kv_cache_tensor)
+
+    Noting(None).register_kv_cache_layout(Layout())
+    assert seen == ["tensor"]
