@@ -1,7 +1,7 @@
-"""Loads: from mapped extents into the engine's pool, page by page, checked afterwards.
+"""Loads: from mapped extents into the engine's pages, checked afterwards.
 
-The reader copies from its own mapping, so a load needs no server (design rule 2). When the copy
-has ended, every slot must still carry the generation that RETRIEVE named: leases and quarantine
+The reader copies from its own mapping, so a load needs no server (design rule 2). When bytes have
+been copied, every slot must still carry the generation that RETRIEVE named: leases and quarantine
 guarantee that, and this check is the tripwire.
 
 Must not know: sockets, requests, streams (the caller ordered the copy after the engine's work).
@@ -10,13 +10,16 @@ Runs in: the thread that calls it; numpy copies without holding the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapter.extents import ExtentTable, MappedExtent
+from adapter.pagememory import Cut, GroupPages, LayerSlice
 from protocol.errors import ErrorCode, KvkeepError
 from protocol.ids import Epoch
 
@@ -25,146 +28,253 @@ class LoadError(KvkeepError):
     """Pages were not filled with what was promised; nothing may be computed on them."""
 
 
-def load_pages(
-    table: ExtentTable,
-    epoch: Epoch,
-    slots: NDArray[Any],
-    pool: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    page_bytes: int,
-) -> int:
-    """Copies chunks of one shard into the pool.
+@dataclass(frozen=True)
+class ShardLoad:
+    """Chunks of one shard and where their pages go.
+
+    Attributes:
+        group: index of the layer group.
+        memory: pages of that group.
+        slots: SLOT_DTYPE[n], one per chunk: the shard's column of the RETRIEVE reply. Those of
+            chunks without a wanted page are not looked at.
+        pages: int[n, chunk_blocks], page ids; -1 for a page that is not wanted.
+    """
+
+    group: int
+    memory: GroupPages
+    slots: NDArray[Any]
+    pages: NDArray[np.int32]
+
+
+@contextmanager
+def held_load(table: ExtentTable, epoch: Epoch, shards: Sequence[ShardLoad]) -> Iterator[HeldLoad]:
+    """Checks a load and keeps its extents mapped for the length of a ``with`` block.
 
     Args:
         table: this process's mapped extents.
         epoch: ``Joined.epoch`` at the time of the RETRIEVE.
-        slots: SLOT_DTYPE[n], one per chunk: this rank's column of the RETRIEVE reply.
-        pool: uint8[pool_bytes], contiguous and writable.
-        offsets: int64[n, chunk_blocks], where in ``pool`` each page of each chunk goes, in bytes;
-            -1 for a page that is not wanted.
-        page_bytes: bytes of one page.
+        shards: what to load.
+
+    Yields:
+        The load; nothing is written before its methods are called.
+
+    Raises:
+        LoadError: an extent is not mapped, or a descriptor or a page is out of range.
+    """
+    rows = [_wanted_rows(shard) for shard in shards]
+    numbers = {owner for wanted in rows for (owner, _, _), _ in wanted}
+    with table.hold(epoch, numbers) as extents:
+        yield HeldLoad(extents, shards, rows)
+
+
+def load_pages(table: ExtentTable, epoch: Epoch, shards: Sequence[ShardLoad]) -> int:
+    """Copies chunks into their pages, complete on return.
+
+    Args:
+        table: this process's mapped extents.
+        epoch: ``Joined.epoch`` at the time of the RETRIEVE.
+        shards: what to load.
 
     Returns:
         Bytes copied.
 
     Raises:
-        LoadError: an extent is not mapped, a descriptor or an offset is out of range (nothing was
-            written then), or a slot was changed while it was copied.
+        LoadError: as ``held_load`` (nothing was written then), or a slot was changed while it was
+            copied.
     """
-    if offsets.ndim != 2 or slots.ndim != 1 or len(offsets) != len(slots):
-        raise LoadError(
-            ErrorCode.COUNT_MISMATCH,
-            f"slots of shape {slots.shape} do not go with offsets of shape {offsets.shape}",
-        )
-    _check_pool(pool)
-    rows: list[tuple[int, int, int]] = slots.tolist()
-    numbers = {number for number, _, _ in rows}
-    with table.hold(epoch, numbers) as extents:
-        starts = _slot_starts(extents, numbers, rows, offsets.shape[1] * page_bytes)
-        runs, num_pages = _runs(rows, starts, offsets.tolist(), page_bytes)
-        _check_targets(runs, pool, page_bytes)
-        for owner, source, target, length in runs:
-            view = extents[owner].view
-            np.copyto(pool[target : target + length], view[source : source + length])
-        _check_generations(extents, rows)
-    return num_pages * page_bytes
+    with held_load(table, epoch, shards) as load:
+        load.copy()
+        load.check()
+        return load.num_bytes
 
 
 # Plain integers on purpose: a copy streams through the caches, and each numpy call beside it runs
 # cold. For 32 pages of 4 MiB they cost a twentieth of the load.
 
+_Row = tuple[tuple[int, int, int], list[int]]
+"""A chunk's (extent, slot, generation) and its pages."""
 
-def _slot_starts(
-    extents: Mapping[int, MappedExtent],
-    numbers: Iterable[int],
-    rows: Sequence[tuple[int, int, int]],
-    chunk_bytes: int,
-) -> list[int]:
-    """Where each row's slot begins in its extent."""
-    cuts = {}
+_Place = tuple[int, int, int]
+"""A wanted page: extent, first byte in it, page id."""
+
+
+class HeldLoad:
+    """A load that was found possible, its extents held. Belongs to one thread at a time.
+
+    Attributes:
+        num_pages: pages that are wanted.
+        num_bytes: their bytes.
+    """
+
+    def __init__(
+        self,
+        extents: Mapping[int, MappedExtent],
+        shards: Sequence[ShardLoad],
+        rows: Sequence[Sequence[_Row]],
+    ) -> None:
+        """Use ``held_load``."""
+        self._extents = extents
+        self._rows = [row for wanted in rows for row, _ in wanted]
+        self._groups: list[tuple[int, GroupPages, list[_Place]]] = []
+        self.num_pages = self.num_bytes = 0
+        for shard, wanted in zip(shards, rows, strict=True):
+            _check_memory(shard.memory)
+            places = _places(extents, shard, wanted)
+            self._groups.append((shard.group, shard.memory, places))
+            self.num_pages += len(places)
+            self.num_bytes += len(places) * shard.memory.page_bytes
+
+    def copy(self, is_stopped: Callable[[], bool] | None = None) -> None:
+        """Copies whole pages.
+
+        Args:
+            is_stopped: asked before each run of bytes, where the memory may be taken away.
+
+        Raises:
+            LoadError: it was stopped.
+        """
+        for _, memory, places in self._groups:
+            for cut in memory.whole:
+                self._copy(places, cut, memory, is_stopped)
+
+    def copy_layer(
+        self, slices: Sequence[LayerSlice], is_stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """Copies one layer's bytes of each page.
+
+        Args:
+            slices: where the layer lies.
+            is_stopped: as for ``copy``.
+
+        Raises:
+            LoadError: it was stopped.
+        """
+        for group, memory, places in self._groups:
+            for piece in slices:
+                if piece.group == group:
+                    for cut in memory.cuts(piece.start_byte, piece.num_bytes):
+                        self._copy(places, cut, memory, is_stopped)
+
+    def check(self) -> None:
+        """The tripwire: no slot was reused before the bytes copied so far had left it.
+
+        Raises:
+            LoadError: one was.
+        """
+        generations = {number: extent.generations for number, extent in self._extents.items()}
+        for number, slot, wanted in self._rows:
+            now = int(generations[number][slot])
+            if now != wanted or now == 0:
+                raise LoadError(
+                    ErrorCode.COPY_FAILED,
+                    f"slot {slot} of extent {number} carries generation {now}, not {wanted}: it "
+                    "was reused while a lease stood on it",
+                    extent=number,
+                    slot=slot,
+                )
+
+    def _copy(
+        self,
+        places: Sequence[_Place],
+        cut: Cut,
+        memory: GroupPages,
+        is_stopped: Callable[[], bool] | None,
+    ) -> None:
+        flat = memory.parts[cut.part].flat
+        for owner, source, target, length in _runs(places, cut):
+            if is_stopped is not None and is_stopped():
+                raise LoadError(ErrorCode.UNAVAILABLE, "the engine ends, the load was stopped")
+            view = self._extents[owner].view
+            np.copyto(flat[target : target + length], view[source : source + length])
+
+
+def _wanted_rows(shard: ShardLoad) -> list[_Row]:
+    """The chunks of which some page is wanted."""
+    slots, pages = shard.slots, shard.pages
+    if pages.ndim != 2 or slots.ndim != 1 or len(pages) != len(slots):
+        raise LoadError(
+            ErrorCode.COUNT_MISMATCH,
+            f"slots of shape {slots.shape} do not go with pages of shape {pages.shape}",
+        )
+    rows = zip(slots.tolist(), pages.tolist(), strict=True)
+    return [(row, wanted) for row, wanted in rows if any(page != -1 for page in wanted)]
+
+
+def _places(
+    extents: Mapping[int, MappedExtent], shard: ShardLoad, rows: Sequence[_Row]
+) -> list[_Place]:
+    page_bytes, num_pages = shard.memory.page_bytes, shard.memory.num_pages
+    facts = _extent_facts(
+        extents, {owner for (owner, _, _), _ in rows}, shard.pages.shape[1] * page_bytes
+    )
+    places: list[_Place] = []
+    for (owner, slot, _), wanted in rows:
+        num_slots, first_byte, slot_bytes = facts[owner]
+        if slot >= num_slots:
+            raise LoadError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"slot {slot} is not within 0..{num_slots - 1} of extent {owner}",
+            )
+        source = first_byte + slot * slot_bytes
+        for page in wanted:
+            if page != -1:
+                if not 0 <= page < num_pages:
+                    raise LoadError(
+                        ErrorCode.PAGE_OUT_OF_RANGE,
+                        f"page {page} is not within 0..{num_pages - 1} of group {shard.group}",
+                    )
+                places.append((owner, source, page))
+            source += page_bytes
+    return places
+
+
+def _extent_facts(
+    extents: Mapping[int, MappedExtent], numbers: Iterable[int], chunk_bytes: int
+) -> dict[int, tuple[int, int, int]]:
+    """Slots, first byte and bytes of a slot of each extent."""
+    facts = {}
     for number in numbers:
         extent = extents.get(number)
         if extent is None:
             raise LoadError(
                 ErrorCode.UNAVAILABLE, f"extent {number} is not mapped here", extent=number
             )
-        cut = cuts[number] = extent.geometry
-        if cut.payload_bytes != chunk_bytes:
+        geometry = extent.geometry
+        if geometry.payload_bytes != chunk_bytes:
             raise LoadError(
                 ErrorCode.PAGE_SIZE_MISMATCH,
-                f"a chunk of {chunk_bytes} bytes is not the {cut.payload_bytes} bytes of a slot "
-                f"of extent {number}",
+                f"a chunk of {chunk_bytes} bytes is not the {geometry.payload_bytes} bytes of a "
+                f"slot of extent {number}",
             )
-    facts = {n: (c.num_slots, c.data_offset_bytes, c.slot_bytes) for n, c in cuts.items()}
-    starts = []
-    for number, slot, _ in rows:
-        num_slots, first_byte, slot_bytes = facts[number]
-        if slot >= num_slots:
-            raise LoadError(
-                ErrorCode.INVALID_ARGUMENT,
-                f"slot {slot} is not within 0..{num_slots - 1} of extent {number}",
-            )
-        starts.append(first_byte + slot * slot_bytes)
-    return starts
+        facts[number] = (geometry.num_slots, geometry.data_offset_bytes, geometry.slot_bytes)
+    return facts
 
 
-def _runs(
-    rows: Sequence[tuple[int, int, int]],
-    starts: Sequence[int],
-    wanted: Sequence[Sequence[int]],
-    page_bytes: int,
-) -> tuple[list[tuple[int, int, int, int]], int]:
-    """(extent, source, target, length) of neighbouring pages in one go, and how many pages."""
+def _runs(places: Sequence[_Place], cut: Cut) -> list[tuple[int, int, int, int]]:
+    """(extent, source, target, length), neighbours on both sides in one go."""
     runs: list[tuple[int, int, int, int]] = []
+    from_byte, first, stride, num_bytes = cut.page_byte, cut.part_byte, cut.stride, cut.num_bytes
     owner_now = source_end = target_end = -1
-    num_pages = 0
-    for (owner, _, _), start, targets in zip(rows, starts, wanted, strict=True):
-        source = start
-        for target in targets:
-            end = source + page_bytes
-            if target != -1:
-                num_pages += 1
-                if owner == owner_now and source == source_end and target == target_end:
-                    _, first, to, length = runs[-1]
-                    runs[-1] = (owner, first, to, length + page_bytes)
-                else:
-                    runs.append((owner, source, target, page_bytes))
-                owner_now, source_end, target_end = owner, end, target + page_bytes
-            source = end
-    return runs, num_pages
+    for owner, page_source, page in places:
+        source, target = page_source + from_byte, first + page * stride
+        if owner == owner_now and source == source_end and target == target_end:
+            _, begin, to, length = runs[-1]
+            runs[-1] = (owner, begin, to, length + num_bytes)
+        else:
+            runs.append((owner, source, target, num_bytes))
+        owner_now, source_end, target_end = owner, source + num_bytes, target + num_bytes
+    return runs
 
 
-def _check_pool(pool: NDArray[np.uint8]) -> None:
-    if pool.dtype != np.uint8 or pool.ndim != 1 or not pool.flags.c_contiguous:
-        raise LoadError(ErrorCode.POOL_INVALID, "the pool must be a contiguous array of uint8")
-    if not pool.flags.writeable:
-        raise LoadError(ErrorCode.POOL_INVALID, "the pool is not writable")
-
-
-def _check_targets(
-    runs: Sequence[tuple[int, int, int, int]], pool: NDArray[np.uint8], page_bytes: int
-) -> None:
-    pool_bytes = pool.size
-    for _, _, target, length in runs:
-        if target < 0 or target + length > pool_bytes:
+def _check_memory(memory: GroupPages) -> None:
+    for part in memory.parts:
+        flat = part.flat
+        if flat.dtype != np.uint8 or flat.ndim != 1 or not flat.flags.c_contiguous:
+            raise LoadError(ErrorCode.POOL_INVALID, "pages must be contiguous arrays of uint8")
+        if not flat.flags.writeable:
+            raise LoadError(ErrorCode.POOL_INVALID, "the pages are not writable")
+        if part.stride_bytes * (memory.num_pages - 1) + part.size_bytes > flat.size:
             raise LoadError(
-                ErrorCode.PAGE_OUT_OF_RANGE,
-                f"pages at {target}..{target + length - page_bytes} of {page_bytes} bytes are not "
-                f"within the pool's {pool_bytes} bytes",
-            )
-
-
-def _check_generations(
-    extents: Mapping[int, MappedExtent], rows: Sequence[tuple[int, int, int]]
-) -> None:
-    generations = {number: extent.generations for number, extent in extents.items()}
-    for number, slot, wanted in rows:
-        now = int(generations[number][slot])
-        if now != wanted or now == 0:
-            raise LoadError(
-                ErrorCode.COPY_FAILED,
-                f"slot {slot} of extent {number} carries generation {now}, not {wanted}: it was "
-                "reused while a lease stood on it",
-                extent=number,
-                slot=slot,
+                ErrorCode.POOL_INVALID,
+                f"{memory.num_pages} pages do not fit into {flat.size} bytes",
             )

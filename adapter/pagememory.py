@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,25 @@ class LayerSlice:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A run of bytes of a page that lies in one region.
+
+    Attributes:
+        part: index of the region.
+        page_byte: first byte within the page (parts concatenated).
+        part_byte: the same byte's place in the region's ``flat``, for page 0.
+        stride: of the region.
+        num_bytes: length.
+    """
+
+    part: int
+    page_byte: int
+    part_byte: int
+    stride: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class GroupPages:
     """The pages of one layer group.
 
@@ -60,10 +80,44 @@ class GroupPages:
     parts: tuple[PagePart, ...]
     num_pages: int
 
-    @property
+    @classmethod
+    def packed(cls, flat: NDArray[np.uint8], page_bytes: int) -> GroupPages:
+        """Pages of one region without gaps, as in a V1 pool.
+
+        Args:
+            flat: uint8[num_pages * page_bytes], contiguous, writable.
+            page_bytes: bytes of one page.
+        """
+        return cls((PagePart(flat, page_bytes, page_bytes),), flat.size // page_bytes)
+
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of one page over all parts."""
         return sum(part.size_bytes for part in self.parts)
+
+    @cached_property
+    def whole(self) -> tuple[Cut, ...]:
+        """A page's bytes, region by region."""
+        return self.cuts(0, self.page_bytes)
+
+    def cuts(self, start_byte: int, num_bytes: int) -> tuple[Cut, ...]:
+        """Where a run of a page's bytes lies.
+
+        Args:
+            start_byte: within the page (parts concatenated).
+            num_bytes: length; ``start_byte + num_bytes <= page_bytes``.
+
+        Returns:
+            Its pieces in order, one per region that it touches.
+        """
+        cuts, begin = [], 0
+        for index, part in enumerate(self.parts):
+            first = max(start_byte, begin)
+            stop = min(start_byte + num_bytes, begin + part.size_bytes)
+            if first < stop:
+                cuts.append(Cut(index, first, first - begin, part.stride_bytes, stop - first))
+            begin += part.size_bytes
+        return tuple(cuts)
 
 
 @dataclass(frozen=True)
@@ -99,3 +153,12 @@ class PageMemory:
     why_private: str = ""
     layers: Mapping[int, tuple[LayerSlice, ...]] = field(default_factory=dict)
     keep: object = None
+
+    @cached_property
+    def is_layered(self) -> bool:
+        """Whether the layers make up every byte of every page, so that work by layer is whole."""
+        covered = [0] * len(self.groups)
+        for slices in self.layers.values():
+            for piece in slices:
+                covered[piece.group] += piece.num_bytes
+        return covered == [group.page_bytes for group in self.groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adapter.copy import LoadError, load_pages
+from adapter.copy import LoadError, ShardLoad, held_load, load_pages
 from adapter.extents import ExtentTable, MappedExtent
+from adapter.pagememory import GroupPages, LayerSlice, PagePart
 from protocol.errors import ErrorCode
 from protocol.ids import ArenaId, Epoch
 from protocol.layout import SLOT_DTYPE
@@ -21,43 +23,73 @@ from tests.adapter.responder import PAGE_BYTES, ExtentFile, geometry, namespace
 
 EPOCH = Epoch(b"e" * 16)
 POOL_PAGES = 24
+UNTOUCHED = 0xEE
 
 
 class Arena:
-    """Two mapped extents of four slots each; generation of slot i is i + 1."""
+    """Two mapped extents of four slots for each group; generation of slot i is i + 1.
 
-    def __init__(self, chunk_blocks: int, page_bytes: int) -> None:
+    Extents of group g are 1 + 10 g and 2 + 10 g.
+    """
+
+    def __init__(self, chunk_blocks: int, *page_bytes: int) -> None:
         self.table = ExtentTable(lambda: None)
         self.files: dict[int, ExtentFile] = {}
-        self.page_bytes = page_bytes
         self.chunk_blocks = chunk_blocks
-        owner = namespace(chunk_blocks=chunk_blocks, page_bytes=page_bytes)
-        for number in (1, 2):
-            file = ExtentFile(geometry(number, owner), ArenaId(b"a" * 16), seed=number)
-            size = file.geometry.file_bytes
-            mapping = mmap.mmap(file.fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
-            self.table.add(MappedExtent(EPOCH, file.geometry, mapping))
-            self.files[number] = file
-
-    def slots(self, *places: tuple[int, int]) -> NDArray[Any]:
-        return np.array([(e, s, s + 1) for e, s in places], dtype=SLOT_DTYPE)
+        self.page_bytes = page_bytes
+        for group, size in enumerate(page_bytes):
+            owner = namespace(chunk_blocks=chunk_blocks, page_bytes=size)
+            for number in (1 + 10 * group, 2 + 10 * group):
+                file = ExtentFile(geometry(number, owner), ArenaId(b"a" * 16), seed=number)
+                file_bytes = file.geometry.file_bytes
+                mapping = mmap.mmap(file.fd, file_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+                self.table.add(MappedExtent(EPOCH, file.geometry, mapping))
+                self.files[number] = file
 
     def page(self, extent: int, slot: int, index: int) -> NDArray[np.uint8]:
-        start = index * self.page_bytes
-        page: NDArray[np.uint8] = self.files[extent].payloads[slot][start : start + self.page_bytes]
+        size = self.page_bytes[extent // 10]
+        page: NDArray[np.uint8] = self.files[extent].payloads[slot][index * size :][:size]
         return page
 
-    def pool(self) -> NDArray[np.uint8]:
-        return np.full(POOL_PAGES * self.page_bytes, 0xEE, dtype=np.uint8)
+    def memory(self, *parts: tuple[int, int], group: int = 0) -> GroupPages:
+        """Untouched pages of parts of (size, stride); packed without any."""
+        size = self.page_bytes[group]
+        made = []
+        for part, stride in parts or ((size, size),):
+            flat = np.full(stride * (POOL_PAGES - 1) + part, UNTOUCHED, dtype=np.uint8)
+            made.append(PagePart(flat, part, stride))
+        return GroupPages(tuple(made), POOL_PAGES)
 
-    def load(self, slots: NDArray[Any], pool: NDArray[np.uint8], pages: Any) -> int:
-        offsets = np.asarray(pages, dtype=np.int64).reshape(len(slots), self.chunk_blocks)
-        offsets = np.where(offsets < 0, -1, offsets * self.page_bytes)
-        return load_pages(self.table, EPOCH, slots, pool, offsets, self.page_bytes)
+    def shard(
+        self, memory: GroupPages, places: list[tuple[int, int]], pages: Any, group: int = 0
+    ) -> ShardLoad:
+        wanted = np.asarray(pages, dtype=np.int32).reshape(len(places), self.chunk_blocks)
+        return ShardLoad(group, memory, slots(*places), wanted)
+
+    def load(self, *shards: ShardLoad) -> int:
+        return load_pages(self.table, EPOCH, shards)
 
     def close(self) -> None:
         for file in self.files.values():
             file.close()
+
+
+def slots(*places: tuple[int, int]) -> NDArray[Any]:
+    return np.array([(e, s, s + 1) for e, s in places], dtype=SLOT_DTYPE)
+
+
+def content(memory: GroupPages) -> NDArray[np.uint8]:
+    """uint8[pages, page_bytes], read part by part."""
+    pages = [
+        np.concatenate([p.flat[p.stride_bytes * page :][: p.size_bytes] for p in memory.parts])
+        for page in range(memory.num_pages)
+    ]
+    return np.stack(pages)
+
+
+def check_untouched(memory: GroupPages) -> None:
+    for part in memory.parts:
+        assert (part.flat == UNTOUCHED).all()
 
 
 @pytest.fixture
@@ -67,131 +99,173 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def check_untouched(pool: NDArray[np.uint8]) -> None:
-    assert (pool == 0xEE).all()
-
-
 def test_pages_arrive_where_they_belong_and_nowhere_else(arena: Arena) -> None:
-    pool = arena.pool()
-    slots = arena.slots((1, 0), (1, 1), (2, 3), (1, 2))
-    assert arena.load(slots, pool, [5, 6, 0, 9]) == 4 * PAGE_BYTES
-    pages = pool.reshape(POOL_PAGES, PAGE_BYTES)
+    memory = arena.memory()
+    places = [(1, 0), (1, 1), (2, 3), (1, 2)]
+    assert arena.load(arena.shard(memory, places, [5, 6, 0, 9])) == 4 * PAGE_BYTES
+    pages = content(memory)
     for page, (extent, slot) in {5: (1, 0), 6: (1, 1), 0: (2, 3), 9: (1, 2)}.items():
         assert np.array_equal(pages[page], arena.page(extent, slot, 0))
-    check_untouched(np.delete(pages, [5, 6, 0, 9], axis=0))
+    assert (np.delete(pages, [5, 6, 0, 9], axis=0) == UNTOUCHED).all()
 
 
 def test_nothing_to_load_is_fine(arena: Arena) -> None:
-    pool = arena.pool()
-    assert arena.load(arena.slots(), pool, []) == 0
-    check_untouched(pool)
+    memory = arena.memory()
+    assert arena.load(arena.shard(memory, [], [])) == 0
+    assert arena.load() == 0
+    check_untouched(memory)
+
+
+def test_slots_of_chunks_without_a_wanted_page_are_not_looked_at(arena: Arena) -> None:
+    memory = arena.memory()
+    places = [(77, 99), (1, 1), (0, 0)]  # two that are nowhere: outside a window
+    assert arena.load(arena.shard(memory, places, [-1, 3, -1])) == PAGE_BYTES
+    assert np.array_equal(content(memory)[3], arena.page(1, 1, 0))
+
+
+def test_groups_are_loaded_each_into_its_own_pages() -> None:
+    arena = Arena(2, 4096, 512)
+    wide, narrow = arena.memory(), arena.memory((200, 256), (312, 312), group=1)
+    copied = arena.load(
+        arena.shard(wide, [(1, 0), (2, 1)], [0, 1, 2, 3]),
+        arena.shard(narrow, [(99, 9), (12, 3)], [-1, -1, -1, 0], group=1),
+    )
+    assert copied == 4 * 4096 + 512
+    assert np.array_equal(content(wide)[3], arena.page(2, 1, 1))
+    assert np.array_equal(content(narrow)[0], arena.page(12, 3, 1))
+    assert (content(narrow)[1:] == UNTOUCHED).all()
+    assert (narrow.parts[0].flat[200:256] == UNTOUCHED).all()  # between the parts
+    arena.close()
 
 
 PAGES = st.permutations(list(range(POOL_PAGES)))
 PLACES = st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(0, 3)), min_size=1, max_size=8)
+SHAPES = [
+    (1, 4096, ()),
+    (1, 1000, ()),
+    (2, 2048, ((2048, 2304),)),
+    (3, 4096, ((1024, 1024), (3072, 4000))),
+]
 
 
 @given(
-    st.sampled_from([(1, 4096), (1, 1000), (2, 2048), (3, 4096)]),
+    st.sampled_from(SHAPES),
     PLACES,
     PAGES,
     st.lists(st.booleans(), min_size=24, max_size=24),
     st.booleans(),
+    st.lists(st.integers(1, 999), max_size=3),
 )
 def test_equals_a_copy_page_by_page(
-    shape: tuple[int, int],
+    shape: tuple[int, int, tuple[tuple[int, int], ...]],
     places: list[tuple[int, int]],
     pages: list[int],
     wanted: list[bool],
     is_sorted: bool,
+    layer_starts: list[int],
 ) -> None:
-    chunk_blocks, page_bytes = shape
+    chunk_blocks, page_bytes, parts = shape
     arena = Arena(chunk_blocks, page_bytes)
     num_pages = len(places) * chunk_blocks
     chosen = sorted(pages[:num_pages]) if is_sorted else pages[:num_pages]
     chosen = [p if keep else -1 for p, keep in zip(chosen, wanted, strict=False)]
-    expected = arena.pool()
+    memory, by_layer = arena.memory(*parts), arena.memory(*parts)
+    expected = content(memory)
     for index, page in enumerate(chosen):
         if page >= 0:
             extent, slot = places[index // chunk_blocks]
-            source = arena.page(extent, slot, index % chunk_blocks)
-            expected[page * page_bytes : (page + 1) * page_bytes] = source
-    pool = arena.pool()
-    copied = arena.load(arena.slots(*places), pool, chosen)
+            expected[page] = arena.page(extent, slot, index % chunk_blocks)
+    copied = arena.load(arena.shard(memory, places, chosen))
     assert copied == page_bytes * sum(page >= 0 for page in chosen)
-    assert np.array_equal(pool, expected)
+    assert np.array_equal(content(memory), expected)
+    bounds = sorted({0, page_bytes, *layer_starts})
+    with held_load(arena.table, EPOCH, [arena.shard(by_layer, places, chosen)]) as load:
+        for start, stop in itertools.pairwise(bounds):
+            load.copy_layer([LayerSlice(0, start, stop - start)])
+    assert np.array_equal(content(by_layer), expected)
+    for one, other in zip(memory.parts, by_layer.parts, strict=True):
+        assert np.array_equal(one.flat, other.flat)  # gaps too
     arena.close()
 
 
-@pytest.mark.parametrize("page", [-2, POOL_PAGES, POOL_PAGES - 0.5])
-def test_offsets_outside_the_pool_write_nothing(arena: Arena, page: float) -> None:
-    pool = arena.pool()
-    offsets = np.array([[0], [int(page * PAGE_BYTES)]], dtype=np.int64)
-    slots = arena.slots((1, 0), (1, 1))
+@pytest.mark.parametrize("page", [-2, POOL_PAGES, 1 << 30])
+def test_pages_outside_the_pool_write_nothing(arena: Arena, page: int) -> None:
+    memory = arena.memory()
     with pytest.raises(LoadError) as caught:
-        load_pages(arena.table, EPOCH, slots, pool, offsets, PAGE_BYTES)
+        arena.load(arena.shard(memory, [(1, 0), (1, 1)], [0, page]))
     assert caught.value.code == ErrorCode.PAGE_OUT_OF_RANGE
-    check_untouched(pool)
+    check_untouched(memory)
 
 
 def test_bad_descriptors_write_nothing(arena: Arena) -> None:
-    pool = arena.pool()
+    memory = arena.memory()
     for places, code in (
         ([(1, 0), (3, 0)], ErrorCode.UNAVAILABLE),
         ([(1, 0), (1, 4)], ErrorCode.INVALID_ARGUMENT),
     ):
         with pytest.raises(LoadError) as caught:
-            arena.load(arena.slots(*places), pool, [0, 1])
+            arena.load(arena.shard(memory, places, [0, 1]))
         assert caught.value.code == code
-    check_untouched(pool)
+    check_untouched(memory)
 
 
 def test_another_epochs_extent_is_not_taken_for_it(arena: Arena) -> None:
-    pool = arena.pool()
-    offsets = np.zeros((1, 1), dtype=np.int64)
-    other = Epoch(b"x" * 16)
+    memory = arena.memory()
     with pytest.raises(LoadError, match="not mapped"):
-        load_pages(arena.table, other, arena.slots((1, 0)), pool, offsets, PAGE_BYTES)
-    check_untouched(pool)
+        load_pages(arena.table, Epoch(b"x" * 16), [arena.shard(memory, [(1, 0)], [0])])
+    check_untouched(memory)
 
 
-def test_wrong_page_size_shapes_and_pools_write_nothing(arena: Arena) -> None:
-    pool = arena.pool()
-    slots = arena.slots((1, 0))
-    zero = np.zeros((1, 1), dtype=np.int64)
+def test_wrong_sizes_shapes_and_memory_write_nothing(arena: Arena) -> None:
+    memory = arena.memory()
+    flat = memory.parts[0].flat
     with pytest.raises(LoadError) as caught:
-        load_pages(arena.table, EPOCH, slots, pool, zero, PAGE_BYTES // 2)
+        arena.load(arena.shard(GroupPages.packed(flat, PAGE_BYTES // 2), [(1, 0)], [0]))
     assert caught.value.code == ErrorCode.PAGE_SIZE_MISMATCH
     with pytest.raises(LoadError) as caught:
-        load_pages(arena.table, EPOCH, slots, pool, np.zeros((2, 1), np.int64), PAGE_BYTES)
+        arena.load(ShardLoad(0, memory, slots((1, 0)), np.zeros((2, 1), np.int32)))
     assert caught.value.code == ErrorCode.COUNT_MISMATCH
-    read_only = pool.view()
+    read_only = flat.view()
     read_only.flags.writeable = False
-    for bad in (read_only, pool[::2], pool.view(np.int8)):
+    for bad in (read_only, np.zeros(2 * flat.size, np.uint8)[::2], flat.view(np.int8), flat[1:]):
+        part = PagePart(bad, PAGE_BYTES, PAGE_BYTES)  # type: ignore[arg-type]
         with pytest.raises(LoadError) as caught:
-            load_pages(arena.table, EPOCH, slots, bad, zero, PAGE_BYTES)  # type: ignore[arg-type]
+            arena.load(arena.shard(GroupPages((part,), POOL_PAGES), [(1, 0)], [0]))
         assert caught.value.code == ErrorCode.POOL_INVALID
-    check_untouched(pool)
+    check_untouched(memory)
 
 
 def test_a_slot_that_was_reused_trips(arena: Arena) -> None:
-    slots = arena.slots((1, 0), (2, 1))
+    shard = arena.shard(arena.memory(), [(1, 0), (2, 1)], [0, 1])
     arena.files[2].set_generation(1, 77)
     with pytest.raises(
         LoadError, match="slot 1 of extent 2 carries generation 77, not 2"
     ) as caught:
-        arena.load(slots, arena.pool(), [0, 1])
+        arena.load(shard)
     assert caught.value.code == ErrorCode.COPY_FAILED
     arena.files[2].set_generation(1, 0)
-    slots["generation"][1] = 0
+    shard.slots["generation"][1] = 0
     with pytest.raises(LoadError):
-        arena.load(slots, arena.pool(), [0, 1])
+        arena.load(shard)
+
+
+def test_a_stopped_load_writes_no_further(arena: Arena) -> None:
+    memory = arena.memory()
+    answers = iter([False, True])
+    with (
+        held_load(arena.table, EPOCH, [arena.shard(memory, [(1, 0), (1, 1)], [0, 2])]) as load,
+        pytest.raises(LoadError, match="ends"),
+    ):
+        load.copy(lambda: next(answers))
+    assert np.array_equal(content(memory)[0], arena.page(1, 0, 0))
+    assert (content(memory)[1:] == UNTOUCHED).all()
 
 
 def test_extents_are_given_back_after_success_and_failure(arena: Arena) -> None:
-    arena.load(arena.slots((1, 0)), arena.pool(), [0])
+    memory = arena.memory()
+    arena.load(arena.shard(memory, [(1, 0)], [0]))
     with pytest.raises(LoadError):
-        arena.load(arena.slots((1, 0), (9, 0)), arena.pool(), [0, 1])
+        arena.load(arena.shard(memory, [(1, 0), (9, 0)], [0, 1]))
     for number in (1, 2):
         extent = arena.table.get(number, EPOCH)
         assert extent is not None

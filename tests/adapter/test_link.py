@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapter.copy import LoadError, load_pages
+from adapter.copy import LoadError, ShardLoad, load_pages
 from adapter.link import Joined, Link, LinkConfig
+from adapter.pagememory import GroupPages
 from protocol.errors import ConfigError, ErrorCode, ReplyError, RequestError
-from protocol.ids import InstanceId, LeaseId, RequestKey
+from protocol.ids import Epoch, InstanceId, LeaseId, RequestKey
 from protocol.layout import SLOT_DTYPE
 from protocol.messages import Body, Heartbeat, Lookup, Op, Ping, Request
 from protocol.namespace import fingerprint
@@ -121,8 +122,9 @@ def test_a_restarted_server_is_joined_without_help(short_dir: Path) -> None:
 
 def load(link: Link, epoch: bytes, pool: Any, slot: int = 0) -> int:
     slots = np.array([(1, slot, slot + 1)], dtype=SLOT_DTYPE)
-    offsets = np.zeros((1, 1), dtype=np.int64)
-    return load_pages(link.extents, epoch, slots, pool, offsets, PAGE_BYTES)  # type: ignore[arg-type]
+    pages = np.zeros((1, 1), dtype=np.int32)
+    shard = ShardLoad(0, GroupPages.packed(pool, PAGE_BYTES), slots, pages)
+    return load_pages(link.extents, Epoch(epoch), [shard])
 
 
 def test_offers_of_a_server_that_died_are_loaded_for_a_while_beside_the_next_ones(

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from adapter import enrolment
 from adapter.channel import Channel
-from adapter.copy import load_pages
+from adapter.copy import ShardLoad, load_pages
 from adapter.enrolment import Enrolment
 from adapter.link import Joined, Link
+from adapter.pagememory import GroupPages
 from adapter.pages import SharedPool
 from protocol.errors import ErrorCode, KvkeepError, UnreachableError
 from protocol.ids import LeaseId
@@ -111,8 +112,9 @@ class Engine:
         return joined, LeaseId(found.lease), slots
 
     def load(self, joined: Joined, slots: NDArray[Any], pages: list[int]) -> None:
-        offsets = np.array(pages, dtype=np.int64)[:, None] * self.page_bytes
-        load_pages(self.link.extents, joined.epoch, slots, self.pool.view, offsets, self.page_bytes)
+        memory = GroupPages.packed(self.pool.view, self.page_bytes)
+        shard = ShardLoad(0, memory, slots, np.array(pages, dtype=np.int32)[:, None])
+        load_pages(self.link.extents, joined.epoch, [shard])
 
     def stats(self) -> dict[str, int]:
         reply = self.channel.call(Stats(), CALL_S)

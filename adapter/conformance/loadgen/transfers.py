@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from adapter.channel import Channel
 from adapter.conformance.loadgen.engine import CALL_S, Engine, LoadgenError, Prompt
-from adapter.copy import load_pages
+from adapter.copy import ShardLoad, load_pages
+from adapter.pagememory import GroupPages
 from protocol.ids import LeaseId
 from protocol.layout import SLOT_DTYPE, pack_pages
 from protocol.messages import (
@@ -260,15 +261,9 @@ class Reader:
 
     def _load(self, leased: Leased) -> None:
         engine = self._engine
-        offsets = leased.prompt.pages.astype(np.int64)[:, None] * engine.page_bytes
-        load_pages(
-            engine.link.extents,
-            engine.joined.epoch,
-            leased.slots,
-            engine.pool.view,
-            offsets,
-            engine.page_bytes,
-        )
+        pages = GroupPages.packed(engine.pool.view, engine.page_bytes)
+        load = ShardLoad(0, pages, leased.slots, leased.prompt.pages[:, None])
+        load_pages(engine.link.extents, engine.joined.epoch, [load])
 
     def close(self) -> None:
         """Ends the threads and their channels."""
