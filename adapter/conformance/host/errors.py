@@ -14,6 +14,14 @@ class ConnectorContractError(HostError, RuntimeError):
     """A connector broke a rule that the real host checks and dies of."""
 
 
+class ConnectorAnswerError(ConnectorContractError, ValueError):
+    """An answer of a wrong kind, which the newest epoch refuses as a ``ValueError``."""
+
+
+class ConnectorFailedError(HostError):
+    """A hook raised: "KV connector failed", fatal in E3 and later; its cause is chained."""
+
+
 class ExecutorDiedError(HostError):
     """The executor loop ended with an error; its cause is chained."""
 

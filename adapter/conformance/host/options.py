@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from adapter.conformance.host.reports import Epoch
 
@@ -17,6 +18,8 @@ order of an iteration: ``"queried"`` (an offer was honoured, pages allocated),
 guarded forward: raising here is a forward that raises), ``"launched"`` (after
 ``wait_for_save``), ``"iteration"`` (the end, after ``get_finished``)."""
 
+Layout = Literal["v1", "v2"]
+
 
 @dataclass(frozen=True)
 class HostOptions:
@@ -26,23 +29,38 @@ class HostOptions:
         epoch: Interface epoch (host contract §1). E1: five-field reports, integer
             salt on the request, page callbacks interleaved with queries,
             ``request_finished`` on cancellation, no ``wait_for_initialization``.
+            E3: a raising hook is fatal wherever it is (§10), attention DP. E4: polls
+            while idle, ignores unknown ids, waits for a running load when its request
+            is cancelled, calls ``cancel_load``, ``request_reset`` and ``shutdown``.
+        layout: ``v1``: one tensor. ``v2`` (E3, E4): layer groups, pages per chunk.
+        private_pool: The pool is memory no other process can map (managed memory,
+            granules without a handle; §7).
         salt_as_id: Early E2's integer ``cache_salt_id`` in place of the text.
         overlap: The overlap scheduler, on by default as in the real host.
         cuda_graphs: Batches that compute one token per request run without layer
             hooks, as replayed graphs do.
         capture_logits: Keep each generated token's logits in the result.
         error_budget: Failed forwards survived with overlap off.
-        call_shutdown: Call the connectors' ``shutdown`` where they have one (E4).
+        call_shutdown: Call the connectors' ``shutdown`` where they have one, in any epoch.
         late_trim: Report prompt chunks before they are cut to a block boundary, as older
             executors do: ``num_scheduled_tokens`` may be overstated (§5, step 6).
         skip_forward: Asked with the iteration's number; True skips its forward after
             loads were started, as attention DP does (host contract §5, §9 rule 8).
+        num_drafts: Draft tokens verified per generated token (§3); overlap is off with them.
+        estimate_kv: Run the memory estimation of bring-up first, on a pool and an
+            executor without the connector (§4, step 4).
+        load_skew: Iterations by which this rank's completions count later than the
+            connector reports them: ranks differ (§5).
+        load_deadline_s: Longest wait for a load that empties a rank's batch under
+            attention DP, and for the loads of cancelled requests at shutdown.
         probe: Sees each iteration pass; for tests that act at an exact point.
         stream_timeout_s: Longest wait for the device before the host gives up;
             the real host's hang detector.
     """
 
     epoch: Epoch = "E2"
+    layout: Layout = "v1"
+    private_pool: bool = False
     salt_as_id: bool = False
     overlap: bool = True
     cuda_graphs: bool = False
@@ -51,5 +69,14 @@ class HostOptions:
     call_shutdown: bool = False
     late_trim: bool = False
     skip_forward: Callable[[int], bool] | None = None
+    num_drafts: int = 0
+    estimate_kv: bool = False
+    load_skew: int = 0
+    load_deadline_s: float = 60.0
     probe: Probe | None = None
     stream_timeout_s: float = 300.0
+
+    @property
+    def hooks_are_fatal(self) -> bool:
+        """Whether any raising hook ends the engine (E3 after attention DP came; §10)."""
+        return self.epoch in ("E3", "E4")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from adapter.conformance.host.requests import HostRequest
 from adapter.trtllm_api import RequestData, RequestDataE1, SchedulerOutput
 
-Epoch = Literal["E1", "E2", "E3"]
+Epoch = Literal["E1", "E2", "E3", "E4"]
 
 
 @dataclass(frozen=True)
