@@ -8,13 +8,19 @@ that construct scheduler and worker.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from adapter import trtllm_api
-from adapter.serverurl import ENV_SERVER_URL, ServerUrl, read_file, resolve_server_url
-from protocol import endpoint
+from adapter.loadmode import AUTO, CHOICES
+from adapter.serverurl import (
+    ENV_SERVER_URL,
+    ServerUrl,
+    check_url,
+    read_file,
+    resolve_server_url,
+)
 from protocol.errors import ConfigError, ErrorCode
 
 __all__ = [
@@ -32,6 +38,7 @@ ENV_LORA_DIGESTS: Final = "TRTLLM_KVKEEP_LORA_DIGESTS"
 ENV_CHUNK_TOKENS: Final = "TRTLLM_KVKEEP_CHUNK_TOKENS"
 ENV_HELD_PERCENT: Final = "TRTLLM_KVKEEP_HELD_PAGES_PERCENT"
 ENV_BUDGET_MS: Final = "TRTLLM_KVKEEP_QUERY_BUDGET_MS"
+ENV_LOAD_MODE: Final = "TRTLLM_KVKEEP_LOAD_MODE"
 
 CONNECTOR_MODULE: Final = "adapter.connector"
 SCHEDULER_CLASS: Final = "KvkeepConnectorScheduler"
@@ -51,6 +58,7 @@ class Settings:
         chunk_tokens: tokens stored under one key; 0 means one block.
         held_percent: share of the pool that finished requests may hold for saves, in percent.
         query_budget_s: longest wait of all queries of one executor iteration together, seconds.
+        load_mode: one of ``loadmode.CHOICES``.
     """
 
     server: ServerUrl
@@ -59,6 +67,7 @@ class Settings:
     chunk_tokens: int = 0
     held_percent: int = 5
     query_budget_s: float = 0.02
+    load_mode: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ def make_kv_connector_config(server_url: str | None = None) -> Any:
         ConfigError: INVALID_URL, or INVALID_CONFIG when this host's config has no room for a URL.
     """
     if server_url is not None:
-        endpoint.parse(server_url)
+        check_url(server_url, "server_url")
     names: dict[str, str] = {
         "connector_module": CONNECTOR_MODULE,
         "connector_scheduler_class": SCHEDULER_CLASS,
@@ -128,6 +137,7 @@ def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
         chunk_tokens=_integer(environ, ENV_CHUNK_TOKENS, 0, 1, _MAX_CHUNK_TOKENS, "tokens"),
         held_percent=_integer(environ, ENV_HELD_PERCENT, 5, 0, 100, "percent"),
         query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, 1000, "milliseconds") / 1000,
+        load_mode=_choice(environ, ENV_LOAD_MODE, AUTO, CHOICES),
     )
 
 
@@ -184,6 +194,17 @@ def _integer(
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
             f"{key}={text!r}: expected a whole number of {unit} within {low}..{high}",
+            key=key,
+        )
+    return value
+
+
+def _choice(environ: Mapping[str, str], key: str, default: str, choices: Sequence[str]) -> str:
+    value = environ.get(key, default).strip().lower()
+    if value not in choices:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"{key}={environ[key]!r}: expected one of {', '.join(choices)}",
             key=key,
         )
     return value

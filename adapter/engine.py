@@ -1,8 +1,9 @@
 """What scheduler and worker of one engine share in a process.
 
-The worker brings it up (link, identity, saver) when the pool is registered; until then, and
-whenever that fails for good, the scheduler answers that nothing is cached. Must not know: the
-host's hooks. Built by whichever of the two is constructed first.
+The worker brings it up (link, identity, saver) when the cache is registered; until then, and
+whenever that fails for good, the scheduler answers that nothing is cached. In the processes of the
+other ranks it waits for the leader's card, which comes with the metadata. Must not know: the host's
+hooks. Built by whichever of the two is constructed first.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from adapter import refusals, trtllm_api
 from adapter.config import Settings, read_settings
 from adapter.device import capture_device
-from adapter.identity import Geometry
+from adapter.geometry import Geometry
+from adapter.identity import derive
 from adapter.journal import Journal
 from adapter.link import Link, LinkConfig
+from adapter.loadmode import LoadMode, resolve
+from adapter.metadata import EngineCard
+from adapter.pagememory import PageMemory
+from adapter.poolshape import CacheShape
+from adapter.refusals import UncachedError
 from adapter.rendezvous import MEETING_POINT, Party, Role
 from adapter.saver import Saver
 from protocol import __version__
+from protocol.errors import KvkeepError
 from protocol.ids import ID_BYTES, InstanceId
+from protocol.layout import ShardPool
+from protocol.namespace import Namespace
 
 LOGGER: Final = logging.getLogger("kvkeep")
 _CLOSE_S: Final = 2.0
@@ -35,13 +46,36 @@ class Running:
 
     Attributes:
         link: to the server.
-        geometry: of the pool.
+        geometry: of this rank's pages.
         saver: of this rank.
+        memory: the pages' bytes.
+        load_mode: how offers are made and loaded.
     """
 
     link: Link
     geometry: Geometry
     saver: Saver
+    memory: PageMemory
+    load_mode: LoadMode
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of the cache before the server is.
+
+    Attributes:
+        namespace: identity of the KV bytes, the same on all ranks.
+        geometry: of this rank's pages.
+        memory: the pages' bytes.
+        load_mode: how offers are made and loaded.
+        enter_device: makes the engine's device the calling thread's.
+    """
+
+    namespace: Namespace
+    geometry: Geometry
+    memory: PageMemory
+    load_mode: LoadMode
+    enter_device: Callable[[], None]
 
 
 class Engine(Party):
@@ -49,8 +83,10 @@ class Engine(Party):
 
     Attributes:
         settings: as read when it was founded.
-        instance: names this engine to the server.
+        instance: names this engine to the server; the leader's is the one that counts.
         journal: counts and logs what goes wrong.
+        features: of the host's interface.
+        process_rank: of this process among the engine's.
     """
 
     def __init__(self, llm_args: object, settings: Settings) -> None:
@@ -64,49 +100,117 @@ class Engine(Party):
         self.settings = settings
         self.instance = InstanceId(os.urandom(ID_BYTES))
         self.journal = Journal(LOGGER)
+        self.features = trtllm_api.epoch_features()
+        self.process_rank = trtllm_api.mpi_rank()
         self._lock = threading.Lock()
+        self._prepared: Prepared | None = None
         self._running: Running | None = None
+        self._card: EngineCard | None = None
         self._uncached_because = ""
         self._finalizer: Callable[[], Any] | None = None
         self._closers: list[Callable[[], None]] = []
 
     @property
     def running(self) -> Running | None:
-        """The registered engine, or None before registration and when it runs uncached."""
+        """The registered engine, or None before registration and when it runs uncached.
+
+        On ranks that are not the leader it appears in some iteration, when the card has come.
+        """
         return self._running
+
+    @property
+    def card(self) -> EngineCard | None:
+        """On a leader with other ranks, what they need to join; else None."""
+        return self._card if self._running is not None and self._is_leader else None
 
     @property
     def uncached_because(self) -> str:
         """Why this engine runs uncached for good; empty while it does not."""
         return self._uncached_because
 
-    def bring_up(self, geometry: Geometry, register: Callable[[Link], None]) -> Running:
-        """Starts link and saver.
+    @property
+    def _is_leader(self) -> bool:
+        prepared = self._prepared
+        return prepared is not None and prepared.geometry.rank == 0
+
+    def register(self, shape: CacheShape, memory: PageMemory) -> None:
+        """Takes the engine's final cache; the leader begins to look for the server.
 
         Args:
-            geometry: of the pool.
-            register: tells the link what to register.
+            shape: its description.
+            memory: its bytes.
 
-        Returns:
-            The registered engine.
+        Raises:
+            UncachedError: the engine cannot be cached; the caller says so by ``run_uncached``.
+            ConfigError: the chunk size does not fit the block size; valid sizes are named.
         """
+        if self._prepared is not None:
+            raise UncachedError("a second pool was registered")
+        namespace, geometry = derive(
+            self.llm_args, shape, self.settings, os.environ, self.process_rank
+        )
+        is_adp = refusals.is_attention_dp(self.llm_args)
+        mode, why = resolve(self.settings.load_mode, self.features, is_adp, memory.is_layered)
+        if why:
+            LOGGER.warning("kvkeep: %s", why)
+        for note in refusals.notes(self.llm_args):
+            LOGGER.info("kvkeep: %s", note)
+        self._prepared = Prepared(namespace, geometry, memory, mode, capture_device())
+        if geometry.rank == 0:
+            url = self.settings.server.url
+            if geometry.num_ranks > 1:
+                self._card = EngineCard(instance=self.instance, url=url)
+            self._bring_up(self._prepared, self.instance, url)
+
+    def follow(self, card: EngineCard | None) -> None:
+        """Joins the leader's instance; called for each bind, quick and never raising.
+
+        Args:
+            card: as the metadata brought it; None changes nothing.
+        """
+        prepared = self._prepared
+        if card is None or card == self._card or prepared is None or self._uncached_because:
+            return
+        if prepared.geometry.rank == 0:
+            return
+        if self._card is not None:
+            self.run_uncached("the leader became another instance; start the engine anew")
+            return
+        self._card = card
+        try:
+            self._bring_up(prepared, InstanceId(card.instance), card.url)
+        except (KvkeepError, OSError, RuntimeError) as error:
+            self.run_uncached(f"the leader's instance could not be joined: {error}")
+
+    def _bring_up(self, prepared: Prepared, instance: InstanceId, url: str) -> None:
+        """Starts link and saver; returns at once."""
+        geometry, memory = prepared.geometry, prepared.memory
         link = Link(
             LinkConfig(
-                url=self.settings.server.url,
-                instance=self.instance,
+                url=url,
+                instance=instance,
                 client=f"kvkeep adapter {__version__} pid {os.getpid()}",
                 call_budget_s=self.settings.query_budget_s,
             )
         )
-        register(link)
-        percent = self.settings.held_percent
-        saver = Saver(link, geometry, percent, self.journal, capture_device())
+        export = memory.export
+        if export is None:
+            raise UncachedError(f"this memory cannot be shared: {memory.why_private}")
+        pools = tuple(
+            ShardPool(shard=shard, num_pages=group.num_pages, regions=regions)
+            for shard, group, regions in zip(
+                geometry.shards, geometry.groups, export.regions, strict=True
+            )
+        )
+        link.register(prepared.namespace, geometry.rank, export.fd, export.num_bytes, pools)
+        saver = Saver(
+            link, geometry, self.settings.held_percent, self.journal, prepared.enter_device
+        )
         link.start()
         saver.start()
         with self._lock:
-            self._running = Running(link, geometry, saver)
+            self._running = Running(link, geometry, saver, memory, prepared.load_mode)
             self._finalizer = weakref.finalize(self, _close, link, saver, self._closers)
-        return self._running
 
     def at_close(self, closer: Callable[[], None]) -> None:
         """Has something closed with the engine, after its link.

@@ -22,7 +22,7 @@ from protocol.errors import (
     code_of,
 )
 from protocol.ids import ID_BYTES, PoolId
-from protocol.layout import MemfdMemory, ShardPool
+from protocol.layout import MemfdMemory, Memory, RingMemory, ShardPool
 from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Unregister
 from protocol.namespace import Namespace
 from protocol.side import PoolOffer, SideError
@@ -72,6 +72,7 @@ class Registration:
         memory: sealed memfd; None for a reader.
         memory_bytes: its length.
         pools: where the pages lie.
+        is_ring: the memory is the engine's staging ring, its pages are slots of it.
     """
 
     namespace: Namespace
@@ -79,6 +80,7 @@ class Registration:
     memory: PoolFd | None
     memory_bytes: int
     pools: tuple[ShardPool, ...]
+    is_ring: bool = False
 
 
 class Stage(Enum):
@@ -181,9 +183,10 @@ class Enrolment:
 
     def _ask(self) -> None:
         wanted = self.registration
-        memory = None
+        memory: Memory | None = None
         if wanted.memory is not None:
-            memory = MemfdMemory(pool=self._pool, size_bytes=wanted.memory_bytes)
+            kind = RingMemory if wanted.is_ring else MemfdMemory
+            memory = kind(pool=self._pool, size_bytes=wanted.memory_bytes)
         body = RegisterKvCache(
             namespace=wanted.namespace, rank=wanted.rank, memory=memory, pools=wanted.pools
         )

@@ -115,6 +115,7 @@ class Link:
         memory_fd: int | None,
         memory_bytes: int,
         pools: tuple[ShardPool, ...],
+        is_ring: bool = False,
     ) -> None:
         """Says what to register with every server that comes along; returns at once.
 
@@ -125,12 +126,15 @@ class Link:
                 loads.
             memory_bytes: length of that memory; 0 without one.
             pools: where the pages of each shard lie in it.
+            is_ring: the memory is the staging ring, its pages are slots of it.
 
         Raises:
             OSError: the descriptor is none.
         """
         memory = None if memory_fd is None else PoolFd(memory_fd)
-        self._orders.registration = Registration(namespace, rank, memory, memory_bytes, pools)
+        self._orders.registration = Registration(
+            namespace, rank, memory, memory_bytes, pools, is_ring
+        )
         self._wake.set()
 
     @property

@@ -1,4 +1,4 @@
-"""When a promised load happens, relative to the engine's iterations.
+"""When a promised load happens, relative to the engine's iterations, and which way is safe here.
 
 Must not know: how bytes are copied, the host's objects. Plain data; chosen at registration.
 """
@@ -6,6 +6,11 @@ Must not know: how bytes are copied, the host's objects. Plain data; chosen at r
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
+
+from adapter.trtllm_api import EpochFeatures
+
+AUTO: Final = "auto"
 
 
 class LoadMode(Enum):
@@ -20,3 +25,38 @@ class LoadMode(Enum):
     SYNC = "sync"
     ASYNC = "async"
     LAYERWISE = "layerwise"
+
+
+CHOICES: Final = (AUTO, *(mode.value for mode in LoadMode))
+"""Valid values of the setting."""
+
+
+def resolve(
+    asked: str, features: EpochFeatures, is_adp: bool, has_layers: bool
+) -> tuple[LoadMode, str]:
+    """The mode that is safe in this host.
+
+    Args:
+        asked: one of ``CHOICES``.
+        features: of the host's interface.
+        is_adp: whether attention is data parallel.
+        has_layers: whether the pool's description tells where each layer lies.
+
+    Returns:
+        The mode, and one line when it is not the one asked for; else an empty text.
+    """
+    if asked == AUTO:
+        # Only a host that waits for a running load before it frees pages says so: by its
+        # cancel handshake. Source: host contract §6.
+        return (LoadMode.ASYNC if features.cancel_load else LoadMode.SYNC), ""
+    mode = LoadMode(asked)
+    if mode is LoadMode.ASYNC and not (features.cancel_load or (features.attention_dp and is_adp)):
+        return LoadMode.SYNC, (
+            "loads are synchronous: this host frees the pages of a cancelled request under a "
+            "running asynchronous load"
+        )
+    if mode is LoadMode.LAYERWISE and not has_layers:
+        return LoadMode.SYNC, (
+            "loads are synchronous: the pool's description does not tell where each layer lies"
+        )
+    return mode, ""

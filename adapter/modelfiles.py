@@ -70,12 +70,14 @@ def find_model(model: str, revision: str | None, environ: Mapping[str, str]) -> 
     )
 
 
-def elements_per_token(config: Mapping[str, Any], kv_factor: int) -> int:
-    """Elements one token takes in one layer's K or V on a single rank.
+def elements_per_token(config: Mapping[str, Any], kv_factor: int, num_ranks: int = 1) -> int:
+    """Elements one token takes in one layer's K or V on one rank.
 
     Args:
         config: parsed ``config.json``; a nested ``text_config`` is looked into.
         kv_factor: of the pool; 1 means one latent head (MLA). Source: host contract §7.
+        num_ranks: ranks that split the KV heads; with fewer heads than ranks each has one, a copy
+            of a neighbour's. Source: host contract §12.14.
 
     Returns:
         The width, or 0 when the config does not tell.
@@ -90,7 +92,7 @@ def elements_per_token(config: Mapping[str, Any], kv_factor: int) -> int:
     head_dim = _whole(config, "head_dim")
     if not head_dim and num_heads:
         head_dim = _whole(config, "hidden_size") // num_heads
-    return num_kv_heads * head_dim
+    return max(1, num_kv_heads // num_ranks) * head_dim if num_kv_heads else 0
 
 
 def stable_text(value: Any) -> str:

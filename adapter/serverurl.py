@@ -24,6 +24,9 @@ ENV_LMCACHE_FILE: Final = "LMCACHE_CONFIG_FILE"
 FILE_KEYS: Final = ("server_url", "remote_url")
 """Keys of an LMCache configuration file that name a server, in order of precedence."""
 
+EMBEDDED_URL: Final = "inproc://"
+"""Embedded mode: no server to set up, the engine starts a private one."""
+
 _MAX_FILE_BYTES: Final = 1 << 20
 
 
@@ -32,12 +35,17 @@ class ServerUrl:
     """Where the server is, and who said so.
 
     Attributes:
-        url: in normal form.
+        url: in normal form; ``inproc://`` for a server that the engine starts for itself.
         source: the setting it came from, for the log and for errors.
     """
 
     url: str
     source: str
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the engine starts a server of its own."""
+        return self.url == EMBEDDED_URL
 
 
 def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
@@ -58,19 +66,30 @@ def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
     """
     configured = getattr(getattr(llm_args, "kv_connector_config", None), "server_url", None)
     if configured is not None:
-        return _checked(str(configured), "kv_connector_config.server_url")
+        return check_url(str(configured), "kv_connector_config.server_url")
     for name in (ENV_SERVER_URL, ENV_LMCACHE_URL):
         if name in environ:
-            return _checked(environ[name], name)
+            return check_url(environ[name], name)
     if ENV_LMCACHE_FILE in environ:
         found = _url_of_file(environ[ENV_LMCACHE_FILE])
         if found is not None:
             return found
     default = endpoint.default_url(environ, os.geteuid(), _is_usable_folder)
-    return _checked(default, "default")
+    return check_url(default, "default")
 
 
-def _checked(url: str, source: str) -> ServerUrl:
+def check_url(url: str, source: str) -> ServerUrl:
+    """A URL that an engine may be given, in normal form.
+
+    Args:
+        url: as a person or a file gave it.
+        source: the setting it came from.
+
+    Raises:
+        ConfigError: INVALID_URL naming the setting and the valid forms.
+    """
+    if url.strip() == EMBEDDED_URL:
+        return ServerUrl(EMBEDDED_URL, source)
     try:
         return ServerUrl(endpoint.parse(url).url, source)
     except ConfigError as error:
@@ -81,7 +100,7 @@ def _url_of_file(path: str) -> ServerUrl | None:
     values = read_flat_yaml(read_file(path, f"{ENV_LMCACHE_FILE} (file {path})"))
     for key in FILE_KEYS:
         if values.get(key) is not None:
-            return _checked(str(values[key]), f"key {key} of {path} ({ENV_LMCACHE_FILE})")
+            return check_url(str(values[key]), f"key {key} of {path} ({ENV_LMCACHE_FILE})")
     return None
 
 

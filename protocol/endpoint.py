@@ -90,7 +90,10 @@ def parse(url: str) -> Endpoint:
     if scheme == "tcp":
         return _tcp(url, rest)
     if scheme == "inproc":
-        raise _invalid(url, "inproc comes with embedded mode, which this version does not have")
+        raise _invalid(
+            url,
+            "inproc is embedded mode: inproc:// without a name, for engines only",
+        )
     raise _invalid(url, f"the scheme {scheme!r} is not known")
 
 
