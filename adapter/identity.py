@@ -97,6 +97,11 @@ def derive(
             f"told from others; set {ENV_WEIGHTS_EPOCH}"
         )
     tokens_per_block = _tokens_per_block(llm_args, shape, model.config, num_ranks)
+    # A latent has one head, which every rank holds (host contract §7, §12.14). A V2 layout says
+    # only that there are no values, so there the model's word is needed too.
+    is_latent = shape.kv_factor == 1 and (
+        not shape.tokens_per_block or modelfiles.has_latent(model.config)
+    )
     chunk_blocks = chunk_blocks_of(settings.chunk_tokens, tokens_per_block)
     namespace = Namespace(
         model_id=model.model_id[: limits.MAX_TEXT_CHARS],
@@ -117,8 +122,7 @@ def derive(
                 layers=group.layers,
                 page_bytes=group.page_bytes,
                 window_tokens=group.window_tokens,
-                # A latent has one head, which every rank holds (host contract §7, §12.14).
-                replicated=num_ranks > 1 and (group.is_replicated or shape.kv_factor == 1),
+                replicated=num_ranks > 1 and (group.is_replicated or is_latent),
             )
             for group in shape.groups
         ),

@@ -82,9 +82,7 @@ def elements_per_token(config: Mapping[str, Any], kv_factor: int, num_ranks: int
     Returns:
         The width, or 0 when the config does not tell.
     """
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and "num_attention_heads" in text:
-        config = text
+    config = _text_config(config)
     if kv_factor == 1:
         return _whole(config, "kv_lora_rank") + _whole(config, "qk_rope_head_dim")
     num_heads = _whole(config, "num_attention_heads")
@@ -93,6 +91,20 @@ def elements_per_token(config: Mapping[str, Any], kv_factor: int, num_ranks: int
     if not head_dim and num_heads:
         head_dim = _whole(config, "hidden_size") // num_heads
     return max(1, num_kv_heads // num_ranks) * head_dim if num_kv_heads else 0
+
+
+def has_latent(config: Mapping[str, Any]) -> bool:
+    """Whether the model keeps one latent per token instead of K and V (MLA).
+
+    Args:
+        config: parsed ``config.json``; a nested ``text_config`` is looked into.
+    """
+    return _whole(_text_config(config), "kv_lora_rank") > 0
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) and "num_attention_heads" in text else config
 
 
 def stable_text(value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -201,7 +202,7 @@ def memory_of(address: int, num_bytes: int, device: str, owner: object) -> Span:
     Args:
         address: first byte.
         num_bytes: length.
-        device: ``cpu``, or the device that owns it.
+        device: ``cpu``, ``cuda``, …; empty when nothing tells.
         owner: kept alive by the caller as long as the span is used; not looked at.
 
     Returns:
@@ -210,21 +211,48 @@ def memory_of(address: int, num_bytes: int, device: str, owner: object) -> Span:
     Raises:
         UncachedError: it is device memory.
     """
-    pool = find_pool(address, num_bytes) if device == "cpu" else None
+    pool = find_pool(address, num_bytes) if device in ("cpu", "") else None
     if pool is not None:
         start = address - pool.address
         return Span(pool.view[start : start + num_bytes], pool, "")
-    if device == "cpu":
+    if device in ("cpu", "") and is_host_mapped(address, num_bytes):
         why = "the memory is no shared pool (adapter.pages.shared_pool makes one)"
-    elif device == "cuda" and is_managed(address):
+    elif device in ("cuda", "") and is_managed(address):
         why = "managed memory cannot be shared with another process"
     else:
         raise UncachedError(
-            f"this version cannot reach {device} memory; host memory or managed memory "
-            "(kv_cache_config.use_uvm) can be cached"
+            f"this version cannot reach {device or 'device'} memory; host memory or managed "
+            "memory (kv_cache_config.use_uvm) can be cached"
         )
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
-    return Span(np.frombuffer(buffer, dtype=np.uint8), None, why)
+    return Span(np.ctypeslib.as_array(buffer), None, why)
+
+
+def is_host_mapped(address: int, num_bytes: int, maps: str = "/proc/self/maps") -> bool:
+    """Whether a whole range is ordinary memory that this process may read and write.
+
+    Args:
+        address: first byte.
+        num_bytes: length.
+        maps: file that lists this process's mappings in ascending order.
+
+    Returns:
+        False for device memory, which is not mapped, reserved without access, or a driver's file.
+    """
+    end = address + num_bytes
+    with Path(maps).open() as lines:
+        for line in lines:
+            bounds, mode, *rest = line.split(maxsplit=5)
+            start, stop = (int(bound, 16) for bound in bounds.split("-"))
+            if stop <= address:
+                continue
+            is_ours = start <= address and mode.startswith("rw")
+            if not is_ours or (len(rest) > 3 and rest[3].startswith("/dev/nvidia")):
+                return False
+            address = stop
+            if address >= end:
+                return True
+    return False
 
 
 def is_managed(address: int, load: Callable[[str], Any] = ctypes.CDLL) -> bool:
