@@ -185,6 +185,16 @@ class HostEngine:
             ) from None
 
     @property
+    def device(self) -> Device:
+        """Streams and pool; for checks that look at an exact point."""
+        return self._device
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool, over all groups."""
+        return self.allocator.num_blocks
+
+    @property
     def error(self) -> BaseException | None:
         """What the executor died of, or None."""
         return self._executor.error

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from adapter.conformance.demo.processes import Child, stage
+from adapter.conformance.demo.processes import Child, Stage, stage
 
 ARENA_BYTES: Final = 96 << 20
 EXTENT_BYTES: Final = 4 << 20
@@ -24,15 +24,37 @@ class Service:
         child: the process.
     """
 
-    def __init__(self, url: str, child: Child) -> None:
-        """Takes a child that said it is ready.
+    def __init__(self, on: Stage) -> None:
+        """Starts it and waits until it says that it is ready.
 
         Args:
-            url: where engines reach it.
-            child: the process.
+            on: the run it belongs to.
         """
-        self.url = url
-        self.child = child
+        self.url = f"ipc://{on.folder}/kvkeep.sock"
+        self._on = on
+        self.child = self._start()
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self.child.kill_9()
+
+    def restart(self) -> None:
+        """Ends it if it still runs, and starts it again at the same place."""
+        self.child.stop()
+        self.child = self._start()
+
+    def _start(self) -> Child:
+        child = Child(
+            self._on,
+            "server",
+            [
+                *("-m", "server", "launch", "--endpoint", self.url),
+                *("--arena-dir", str(self._on.arena_dir), "--l1-size", str(ARENA_BYTES)),
+                *("--extent-size", str(EXTENT_BYTES)),
+            ],
+        )
+        child.read_line(_START_S)
+        return child
 
 
 @contextmanager
@@ -46,15 +68,4 @@ def serving() -> Iterator[Service]:
         DemoError: it did not start, or there is no room for its arena.
     """
     with stage(ARENA_BYTES) as on:
-        url = f"ipc://{on.folder}/kvkeep.sock"
-        child = Child(
-            on,
-            "server",
-            [
-                *("-m", "server", "launch", "--endpoint", url),
-                *("--arena-dir", str(on.arena_dir), "--l1-size", str(ARENA_BYTES)),
-                *("--extent-size", str(EXTENT_BYTES)),
-            ],
-        )
-        child.read_line(_START_S)
-        yield Service(url, child)
+        yield Service(on)

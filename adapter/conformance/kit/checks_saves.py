@@ -1,0 +1,132 @@
+"""Rules about saves: what may be stored, and what is owed to the host for it.
+
+What was stored is judged by what a later request loads: its logits tell a page that was saved too
+early, or after it was recycled. Runs in the kit's main thread.
+"""
+
+from __future__ import annotations
+
+from adapter.conformance.host.llm_args import KvCacheConfig
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.kit.bench import BLOCK, SETTLE_S, Bench, same, text
+from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
+
+
+def saves_only_what_was_computed(bench: Bench) -> Verdict:
+    """Rule 6: with chunked prefill, pages are reported long before they are computed."""
+    prompt = text(7 * BLOCK + 1, seed=40)
+    wanted = bench.expected(prompt, 2)
+    with bench.engine(max_num_tokens=2 * BLOCK) as seen:
+        seen.store(prompt)
+        reports = seen.log.of("build_connector_meta")
+        result = seen.ask(prompt, 2)
+    if not same(result, wanted):
+        return broken("a prompt computed in chunks was stored wrongly: logits differ")
+    if not result.num_loaded_tokens:
+        return unseen("nothing was loaded")
+    return held(f"{len(reports)} iterations, {result.num_loaded_tokens} tokens stored and loaded")
+
+
+def saves_what_is_generated(bench: Bench) -> Verdict:
+    """Rule 7: generated blocks and later chunks are in ``cached_requests`` alone."""
+    prompt = text(BLOCK + 1, seed=41)
+    with bench.engine() as seen:
+        answer = seen.store(prompt, 2 * BLOCK + 4).tokens
+        talk = prompt + answer + text(3, seed=42)
+        wanted = bench.expected(talk, 2)
+        result = seen.ask(talk, 2)
+    if not same(result, wanted):
+        return broken("generated blocks were stored wrongly: logits differ")
+    if result.num_loaded_tokens <= len(prompt):
+        return broken(
+            f"{result.num_loaded_tokens} tokens of a second turn were loaded, the first prompt had "
+            f"{len(prompt)}: generated blocks are not stored"
+        )
+    return held(f"{result.num_loaded_tokens} tokens of a second turn loaded")
+
+
+def saves_what_follows_a_ragged_match(bench: Bench) -> Verdict:
+    """§12 row 8: a match inside a block forbids the load, not the save."""
+    cache = KvCacheConfig(tokens_per_block=BLOCK, enable_partial_reuse=True)
+    first = text(2 * BLOCK + 1, seed=43)
+    second = [*first[: BLOCK + 7], *text(2 * BLOCK, seed=44)]
+    wanted = bench.expected(second, 2)
+    with bench.engine(cache=cache) as seen:
+        seen.ask(first)
+        mark = seen.log.mark()
+        seen.store(second)
+        ragged = [computed for _, computed, _ in seen.offers(mark) if computed % BLOCK]
+        result = seen.ask(second, 2)
+    if not ragged:
+        return unseen("the host did not match inside a block")
+    if not same(result, wanted):
+        return broken("logits differ after a match inside a block")
+    if result.num_loaded_tokens <= BLOCK:  # the first block is the first prompt's, too
+        return broken("what was computed behind a match inside a block was not stored")
+    return held(f"match of {ragged[0]} tokens, {result.num_loaded_tokens} tokens stored")
+
+
+def gives_every_page_back(bench: Bench) -> Verdict:
+    """Rule 9: True at most once per id, and each id reported once, on every rank."""
+    prompts = [text(2 * BLOCK + 1, seed=200 + number) for number in range(6)]
+    # A stop token under overlap: the request is scanned a second time (host contract §6).
+    stops = [bench.expected(prompt, 3).tokens[number % 3] for number, prompt in enumerate(prompts)]
+    with bench.engine(num_blocks=32) as seen:
+        for prompt, stop in zip(prompts, stops, strict=True):
+            seen.ask(prompt, 8, stop_ids=[stop])
+        seen.host.forget_reuse(SETTLE_S)
+        stats = seen.host.stats()
+        kept = [c.request_id for c in seen.log.of("request_finished") if c.answer is True]
+        reported = [i for c in seen.log.of("get_finished") if c.answer for i in c.answer[0]]
+    if len(set(kept)) < len(kept):
+        return broken(f"request_finished answered True twice for {_twice(kept)}")
+    if sorted(kept) != sorted(reported):
+        return broken(f"pages of {sorted(set(kept) ^ set(reported))} were not given back")
+    if stats.num_available_blocks != seen.host.num_pages:
+        return broken(f"{seen.host.num_pages - stats.num_available_blocks} pages are lost")
+    if not kept:
+        return unseen("no request kept its pages")
+    return held(f"{len(kept)} requests kept their pages and gave each back once")
+
+
+def _twice(ids: list[int]) -> list[int]:
+    return sorted({one for one in ids if ids.count(one) > 1})
+
+
+def survives_recycled_pages(bench: Bench) -> Verdict:
+    """Rule 9, §5 "Freed pages": a page freed in one iteration is written in the next."""
+    prompts = [text(3 * BLOCK + 1, seed=60 + number) for number in range(8)]
+    with bench.engine(num_blocks=8) as seen:
+        for _ in range(2):
+            for prompt in prompts:
+                seen.ask(prompt, 2)
+        seen.host.forget_reuse(SETTLE_S)
+        results = [(prompt, seen.ask(prompt, 2)) for prompt in prompts]
+    wrong = [
+        number
+        for number, (prompt, result) in enumerate(results)
+        if not same(result, bench.expected(prompt, 2))
+    ]
+    if wrong:
+        return broken(f"prompts {wrong} of 8 loaded another's pages")
+    loaded = sum(result.num_loaded_tokens for _, result in results)
+    return held(f"8 prompts through 8 pages, {loaded} tokens loaded, equal bits")
+
+
+def forgets_what_is_cancelled(bench: Bench) -> Verdict:
+    """Rule 12: late E2 and E3 end requests without a callback; ids and pages go on."""
+    prompt = text(3 * BLOCK + 1, seed=46)
+    wanted = bench.expected(prompt, 2)
+    with bench.engine(HostOptions(epoch="E3"), num_blocks=32) as seen:
+        for number in range(6):
+            handle = seen.host.submit([*prompt, number + 1], 40)
+            seen.host.cancel(handle)
+        seen.host.forget_reuse(SETTLE_S)
+        result = seen.store(prompt, 2)
+        again = seen.ask(prompt, 2)
+        lost = seen.host.num_pages - seen.host.stats().num_available_blocks
+    if not (same(result, wanted) and same(again, wanted)):
+        return broken("logits differ after cancelled requests")
+    if lost:
+        return broken(f"{lost} pages are lost")
+    return held("6 requests cancelled, no page lost, equal bits afterwards")

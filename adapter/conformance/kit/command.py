@@ -1,0 +1,98 @@
+"""``python -m adapter conformance``: arguments, the run, the exit code.
+
+Must not know: how checks work. Runs in the process's main thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from adapter.config import CONNECTOR_MODULE, SCHEDULER_CLASS, WORKER_CLASS
+from adapter.conformance.host.weights import TINY, write_model_dir
+from adapter.conformance.kit.bench import Bench, Target
+from adapter.conformance.kit.report import Findings, document, show
+from adapter.conformance.kit.rules import RULES, Rule
+from adapter.conformance.kit.shim import compare_installed
+from adapter.conformance.kit.verdict import Verdict, broken
+from adapter.conformance.schedules.service import serving
+
+EXIT_BROKEN: Final = 1
+EXIT_UNUSABLE: Final = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the suite.
+
+    Args:
+        arguments: behind the word ``conformance``.
+
+    Returns:
+        0 when no rule was broken, 1 when one was, 2 when the connector cannot be loaded.
+    """
+    options = _parser().parse_args(arguments)
+    console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 140)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvkeep-kit-")))
+        service = None
+        url = options.server_url
+        if url is None and options.module == CONNECTOR_MODULE:
+            service = stack.enter_context(serving())
+            url = service.url
+        target = Target(options.module, options.scheduler_class, options.worker_class, url)
+        try:
+            bench = Bench(target, write_model_dir(folder / "model", TINY), service)
+        except (ImportError, AttributeError) as error:
+            console.print(f"conformance: no such connector: {error}", markup=False)
+            return EXIT_UNUSABLE
+        findings: Findings = []
+        for rule in RULES:
+            if options.rule and rule.source not in options.rule:
+                continue
+            verdict = check(rule, bench)
+            findings.append((rule, verdict))
+            console.print(f"{rule.source:7} {verdict.outcome.value:12} {rule.text}", markup=False)
+    shim = compare_installed()
+    result = document(target, findings, shim)
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        show(console, target, findings, shim)
+    return EXIT_BROKEN if result["broken"] else 0
+
+
+def check(rule: Rule, bench: Bench) -> Verdict:
+    """One rule's verdict; an engine that dies or a check that cannot go on breaks the rule.
+
+    Args:
+        rule: from the table.
+        bench: builds engines.
+    """
+    try:
+        return rule.check(bench)
+    except Exception as error:  # noqa: BLE001 - whatever the connector makes of the engine
+        return broken(f"the engine did not survive it: {error!r}"[:300])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m adapter conformance",
+        description="Holds a KV connector to TensorRT-LLM's contract, rule by rule.",
+    )
+    parser.add_argument("--module", default=CONNECTOR_MODULE, help="of the connector's classes")
+    parser.add_argument("--scheduler-class", default=SCHEDULER_CLASS)
+    parser.add_argument("--worker-class", default=WORKER_CLASS)
+    parser.add_argument(
+        "--server-url",
+        help="its server; ours gets one of its own, which the checks stop and kill",
+    )
+    parser.add_argument("--rule", action="append", help="only this one, e.g. §9.1; repeatable")
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    return parser

@@ -1,0 +1,146 @@
+"""Writes down what the host calls and what a connector answers, on the way through.
+
+The classes made here stand between host and connector; whatever they do not know they hand on.
+Must not know: rules. Calls are noted on whatever thread makes them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+_SCHEDULER: Final = "Scheduler"
+_WORKER: Final = "Worker"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a hook.
+
+    Attributes:
+        hook: its name.
+        request_id: of the request it is about, 0 for none.
+        detail: lists as tuples, numbers as they are; requests and streams left out.
+        answer: what came back; lists as tuples.
+        error: what was raised, or None.
+        elapsed_s: wall time.
+    """
+
+    hook: str
+    request_id: int
+    detail: tuple[Any, ...]
+    answer: Any
+    error: BaseException | None
+    elapsed_s: float
+
+
+class Log:
+    """Every call of one engine, in order of its end."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
+
+    def add(self, call: Call) -> None:
+        """Notes a call."""
+        with self._lock:
+            self._calls.append(call)
+
+    def of(self, *hooks: str) -> list[Call]:
+        """The calls of some hooks so far.
+
+        Args:
+            hooks: names; none for all.
+        """
+        with self._lock:
+            return [call for call in self._calls if not hooks or call.hook in hooks]
+
+    def mark(self) -> int:
+        """A place in the log, for ``since``."""
+        with self._lock:
+            return len(self._calls)
+
+    def since(self, mark: int, *hooks: str) -> list[Call]:
+        """The calls of some hooks after a place."""
+        with self._lock:
+            return [c for c in self._calls[mark:] if not hooks or c.hook in hooks]
+
+
+class Observed:
+    """Stands before a scheduler or a worker.
+
+    Attributes:
+        inner: the connector's own object.
+    """
+
+    inner_class: type[Any]
+    log: Log
+
+    def __init__(self, llm_args: Any) -> None:
+        """Constructs the connector's object.
+
+        Args:
+            llm_args: handed on.
+        """
+        self.inner = type(self).inner_class(llm_args)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        if name.startswith("_") or not callable(value):
+            return value
+        return _noted(name, value, type(self).log)
+
+
+def _noted(name: str, function: Callable[..., Any], log: Log) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        request_id = next((int(a.request_id) for a in arguments if hasattr(a, "request_id")), 0)
+        detail = tuple(_plain(a) for a in arguments if isinstance(a, (int, list, tuple)))
+        answer, error = None, None
+        began_s = time.perf_counter()
+        try:
+            answer = function(*arguments, **named)
+            return answer
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            elapsed_s = time.perf_counter() - began_s
+            log.add(Call(name, request_id, detail, _plain(answer), error, elapsed_s))
+
+    return call
+
+
+def _plain(value: Any) -> Any:
+    return tuple(_plain(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+@contextmanager
+def observed(scheduler: type[Any], worker: type[Any], log: Log) -> Iterator[tuple[str, str, str]]:
+    """A module that can be named in a connector config, for as long as the block lasts.
+
+    Args:
+        scheduler: the connector's class.
+        worker: the connector's class.
+        log: takes the calls.
+
+    Yields:
+        Module name, scheduler class name, worker class name.
+    """
+    name = f"{__name__}_{id(log):x}"
+    module = ModuleType(name)
+    for label, inner in ((_SCHEDULER, scheduler), (_WORKER, worker)):
+        opted_in = bool(getattr(inner, "supports_attention_dp", False))
+        body = {"inner_class": inner, "log": log, "supports_attention_dp": opted_in}
+        setattr(module, label, type(label, (Observed,), body))
+    sys.modules[name] = module
+    try:
+        yield name, _SCHEDULER, _WORKER
+    finally:
+        del sys.modules[name]

@@ -1,0 +1,56 @@
+"""The command: our own connector holds, a broken one does not, one that is not there is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+from adapter.__main__ import main
+from tests.adapter.conformance.kit import breakers
+
+pytestmark = pytest.mark.torch
+
+
+def test_our_connector_holds_to_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["conformance", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    outcomes = {rule["rule"]: (rule["outcome"], rule["evidence"]) for rule in result["rules"]}
+    assert code == 0, outcomes
+    unseen = [rule for rule, (outcome, _) in outcomes.items() if outcome != "held"]
+    assert unseen == ["sets the device in its own threads"], outcomes
+
+
+def test_another_connector_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        [
+            *("conformance", "--module", breakers.__name__, "--rule", "§9.1"),
+            *("--scheduler-class", "GreedyScheduler", "--worker-class", "SoundWorker"),
+            *("--server-url", "dict://command"),
+        ]
+    )
+    out = capsys.readouterr().out
+    assert code == 1
+    assert "BROKEN" in out
+    assert "leaves one token" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--module", "no.such.module"],
+        ["--module", breakers.__name__, "--scheduler-class", "NoSuchClass"],
+    ],
+)
+def test_a_connector_that_is_not_there(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", *arguments]) == 2
+    assert "no such connector" in capsys.readouterr().out
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "conformance" in capsys.readouterr().err
