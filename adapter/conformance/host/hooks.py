@@ -20,7 +20,12 @@ NUM_BUCKETS: Final = 24
 """Bucket i counts durations in [2^i, 2^(i+1)) microseconds; the first also shorter ones."""
 
 BRING_UP: Final = frozenset(
-    {"register_forward_pass_callable", "register_kv_caches", "wait_for_initialization"}
+    {
+        "register_forward_pass_callable",
+        "register_kv_caches",
+        "register_kv_cache_layout",
+        "wait_for_initialization",
+    }
 )
 """Called once on the main thread, before the executor runs: no iteration waits for these."""
 
