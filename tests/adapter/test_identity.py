@@ -1,4 +1,4 @@
-"""The namespace follows what determines KV bytes, and engines that cannot be cached say why."""
+"""The namespace follows what determines KV bytes, the same on all ranks of one engine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from adapter.config import Settings
-from adapter.identity import (
-    PoolShape,
-    UncachedError,
-    chunk_blocks_of,
-    derive,
-    refuse_unsupported,
-)
+from adapter.identity import chunk_blocks_of, derive, rank_of
+from adapter.poolshape import CacheShape, GroupShape, PoolShape
+from adapter.refusals import UncachedError
 from adapter.serverurl import ServerUrl
 from protocol.errors import ConfigError, ErrorCode
 from protocol.namespace import fingerprint
@@ -27,6 +22,10 @@ from tests.adapter.hostlike import Args, CacheConfig
 SETTINGS = Settings(ServerUrl("tcp://127.0.0.1:1", "test"))
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 POOL = PoolShape(10, 2, 2, 4 * 16, 2, "bfloat16", "cpu", 0)
+SHAPE = POOL.as_cache()
+FULL = GroupShape(layers=(0,), num_pages=10, page_bytes=256)
+WINDOW = GroupShape(layers=(1,), num_pages=6, page_bytes=128, window_tokens=8)
+LAYOUT = CacheShape((FULL, WINDOW), "bfloat16", 2, "v2 test", tokens_per_block=16)
 
 
 @dataclass
@@ -65,45 +64,110 @@ def args(model: Path, **changes: Any) -> Args:
     return replace(Args(model=str(model)), **changes)
 
 
-def test_pool_shape_reads_a_tensor() -> None:
-    array = np.zeros((10, 2, 2, 64), dtype=np.float32)
-    shape = PoolShape.of(FakeTensor(array, SimpleNamespace(type="cuda")))
-    assert shape.page_bytes == 2 * 2 * 64 * 4
-    assert shape.num_bytes == array.nbytes
-    assert (shape.dtype, shape.device, shape.address) == ("float32", "cuda", array.ctypes.data)
-
-
-@pytest.mark.parametrize(
-    "array", [np.zeros((4, 4), np.int8), np.zeros((4, 2, 2, 8), np.int8)[:, :, :, ::2]]
-)
-def test_pool_shape_refuses_other_layouts(array: Any) -> None:
-    with pytest.raises(UncachedError):
-        PoolShape.of(FakeTensor(array))
+def pool(**changes: Any) -> CacheShape:
+    return replace(POOL, **changes).as_cache()
 
 
 def test_block_size_comes_from_the_pool(model: Path) -> None:
     wrong = args(model, kv_cache_config=CacheConfig(tokens_per_block=32))
-    namespace, geometry = derive(wrong, POOL, SETTINGS, {})
+    namespace, geometry = derive(wrong, SHAPE, SETTINGS, {})
     assert geometry.tokens_per_block == 4
     assert namespace.tokens_per_block == 4
-    assert namespace.groups[0].page_bytes == POOL.page_bytes == geometry.page_bytes
+    assert namespace.groups[0].page_bytes == POOL.page_bytes == geometry.groups[0].page_bytes
+    assert geometry.groups[0].num_pages == 10
     assert geometry.chunk_tokens == 4
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_usual_block_sizes_whatever_is_configured(model: Path, size: int) -> None:
+    wrong = args(model, kv_cache_config=CacheConfig(tokens_per_block=32))
+    shape = pool(elements=size * 16)
+    assert derive(wrong, shape, SETTINGS, {})[1].tokens_per_block == size
 
 
 def test_block_size_as_configured_when_the_config_is_silent(model: Path) -> None:
     (model / "config.json").write_text("{}")
-    assert derive(args(model), POOL, SETTINGS, {})[1].tokens_per_block == 4
+    assert derive(args(model), SHAPE, SETTINGS, {})[1].tokens_per_block == 4
     odd = args(model, kv_cache_config=CacheConfig(tokens_per_block=5))
     with pytest.raises(UncachedError, match="64 elements"):
-        derive(odd, POOL, SETTINGS, {})
+        derive(odd, SHAPE, SETTINGS, {})
+
+
+def test_a_layout_tells_its_block_size_and_its_groups(model: Path) -> None:
+    wrong = args(model, kv_cache_config=CacheConfig(tokens_per_block=32))
+    namespace, geometry = derive(wrong, LAYOUT, SETTINGS, {})
+    assert geometry.tokens_per_block == 16
+    assert [(g.num_pages, g.page_bytes, g.window_tokens) for g in geometry.groups] == [
+        (10, 256, 0),
+        (6, 128, 8),
+    ]
+    assert [group.layers for group in namespace.groups] == [(0,), (1,)]
+    assert geometry.shards == (0, 1)
+
+
+def test_ranks_share_one_namespace_and_hold_shards_of_their_own(model: Path) -> None:
+    engine = args(model, tensor_parallel_size=2)
+    shape = pool(elements=4 * 8)  # one of the two KV heads on each rank
+    (first, leader), (second, other) = (derive(engine, shape, SETTINGS, {}, at) for at in (0, 1))
+    assert first == second
+    assert first.num_ranks == 2
+    assert (leader.rank, leader.shards, other.rank, other.shards) == (0, (0,), 1, (1,))
+    assert leader.tokens_per_block == 4
+    assert fingerprint(first) != fingerprint(derive(args(model), SHAPE, SETTINGS, {})[0])
+
+
+def test_fewer_heads_than_ranks_leave_one_on_each(model: Path) -> None:  # host contract §12.14
+    engine = args(model, tensor_parallel_size=4)
+    namespace, geometry = derive(engine, pool(elements=4 * 8), SETTINGS, {}, 3)
+    assert (geometry.tokens_per_block, geometry.shards) == (4, (3,))
+    assert not namespace.groups[0].replicated
+
+
+def test_a_latent_is_stored_once_for_all_ranks(model: Path) -> None:
+    config = CONFIG | {"kv_lora_rank": 12, "qk_rope_head_dim": 4}
+    (model / "config.json").write_text(json.dumps(config))
+    engine = args(model, tensor_parallel_size=2)
+    namespace, geometry = derive(engine, pool(kv_factor=1), SETTINGS, {}, 1)
+    assert namespace.groups[0].replicated
+    assert namespace.num_shards == 1
+    assert geometry.shards == (0,)
+    alone = derive(args(model), pool(kv_factor=1), SETTINGS, {})[0]
+    assert not alone.groups[0].replicated
+    # A V2 layout without values is a latent only where the model says so too.
+    keys_only = replace(LAYOUT, kv_factor=1)
+    assert derive(engine, keys_only, SETTINGS, {}, 1)[0].groups[0].replicated
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    assert not derive(engine, keys_only, SETTINGS, {}, 1)[0].groups[0].replicated
+
+
+def test_each_rank_of_attention_dp_is_an_engine_of_its_own(model: Path) -> None:
+    engine = args(model, tensor_parallel_size=2, enable_attention_dp=True)
+    (first, one), (second, two) = (derive(engine, SHAPE, SETTINGS, {}, at) for at in (0, 1))
+    assert first == second
+    assert (first.num_ranks, one.rank, two.rank, two.shards) == (1, 0, 0, (0,))
+    assert rank_of(engine, 1) == 0
+
+
+def test_a_rank_beyond_the_tensor_parallel_size(model: Path) -> None:
+    with pytest.raises(UncachedError, match="rank 2 of 2"):
+        derive(args(model, tensor_parallel_size=2), SHAPE, SETTINGS, {}, 2)
+    with pytest.raises(UncachedError, match="rank 1 of 1"):
+        derive(args(model), SHAPE, SETTINGS, {}, 1)
+
+
+def test_more_shards_than_a_message_names(model: Path) -> None:
+    many = tuple(replace(FULL, layers=(layer,)) for layer in range(64))
+    engine = args(model, tensor_parallel_size=32)
+    with pytest.raises(UncachedError, match="64 layer groups on 32 ranks"):
+        derive(engine, replace(LAYOUT, groups=many), SETTINGS, {})
 
 
 def changed(model: Path, what: str) -> bytes:
-    settings, pool, engine = SETTINGS, POOL, args(model)
+    settings, shape, engine = SETTINGS, SHAPE, args(model)
     if what == "epoch":
         settings = replace(settings, weights_epoch="2")
     elif what == "dtype":
-        pool = replace(pool, dtype="float16")
+        shape = pool(dtype="float16")
     elif what == "backend":
         engine = args(model, attn_backend="OTHER")
     elif what == "quantisation":
@@ -113,58 +177,49 @@ def changed(model: Path, what: str) -> bytes:
     elif what == "override":
         engine = args(model, speculative_config=SimpleNamespace(name="mtp"))
     elif what == "layers":
-        pool = replace(pool, num_layers=3)
+        shape = pool(num_layers=3)
     elif what == "chunk":
         settings = replace(settings, chunk_tokens=8)
-    return fingerprint(derive(engine, pool, settings, {})[0])
+    elif what == "layout":
+        shape = replace(SHAPE, layout="v2 other", tokens_per_block=4)
+    return fingerprint(derive(engine, shape, settings, {})[0])
 
 
 def test_each_of_these_is_another_namespace(model: Path) -> None:  # B02
     whats = ("", "epoch", "dtype", "backend", "quantisation", "override", "layers", "chunk")
-    prints = [changed(model, what) for what in (*whats, "weights")]
+    prints = [changed(model, what) for what in (*whats, "layout", "weights")]
     assert len(set(prints)) == len(prints)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"kv_cache_config": CacheConfig(enable_block_reuse=False)}, "enable_block_reuse"),
-        ({"kv_cache_config": CacheConfig(host_cache_size=1 << 30)}, "host_cache_size"),
-        ({"kv_cache_config": CacheConfig(disk_cache_size=1)}, "disk_cache_size"),
-        ({"kv_cache_config": CacheConfig(dtype="nvfp4")}, "NVFP4"),
-        ({"quant_config": SimpleNamespace(kv_cache_quant_algo="NVFP4")}, "NVFP4"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
-        ({"enable_attention_dp": True}, "attention data"),
-        ({"kv_cache_config": CacheConfig(max_attention_window=[128])}, "max_attention_window"),
-    ],
-)
-def test_engines_that_cannot_be_cached(model: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UncachedError, match=words):
-        refuse_unsupported(args(model, **changes))
-
-
-def test_a_window_that_never_drops_anything_is_fine(model: Path) -> None:
-    refuse_unsupported(
-        args(model, max_seq_len=64, kv_cache_config=CacheConfig(max_attention_window=[64]))
-    )
 
 
 def test_pools_that_are_not_shown_completely(model: Path) -> None:
     with pytest.raises(UncachedError, match="1 of the model's 2 layers"):
-        derive(args(model), replace(POOL, num_layers=1), SETTINGS, {})
-    packed = replace(POOL, dtype="int8", elements=2 * 16)
+        derive(args(model), pool(num_layers=1), SETTINGS, {})
+    with pytest.raises(UncachedError, match="1 of the model's 2 layers"):
+        derive(args(model), replace(LAYOUT, groups=(FULL,)), SETTINGS, {})
     with pytest.raises(UncachedError, match="pack"):
-        derive(args(model), packed, SETTINGS, {})
+        derive(args(model), pool(dtype="int8", elements=2 * 16), SETTINGS, {})
     with pytest.raises(UncachedError, match="whole number"):
-        derive(args(model), replace(POOL, elements=17), SETTINGS, {})
+        derive(args(model), pool(elements=17), SETTINGS, {})
+    (model / "config.json").write_text(json.dumps({"text_config": CONFIG}))
+    with pytest.raises(UncachedError, match="1 of the model's 2 layers"):
+        derive(args(model), pool(num_layers=1), SETTINGS, {})
+
+
+def test_arguments_and_models_that_are_refused(model: Path) -> None:
+    window = args(model, kv_cache_config=CacheConfig(max_attention_window=[8]))
+    with pytest.raises(UncachedError, match="max_attention_window"):
+        derive(window, SHAPE, SETTINGS, {})
+    derive(window, LAYOUT, SETTINGS, {})
+    (model / "config.json").write_text(json.dumps(CONFIG | {"layer_types": ["mamba"]}))
+    with pytest.raises(UncachedError, match="recurrent"):
+        derive(args(model), SHAPE, SETTINGS, {})
 
 
 def test_weights_must_be_told_apart(model: Path) -> None:
     (model / "model.safetensors").unlink()
     with pytest.raises(UncachedError, match="TRTLLM_KVKEEP_WEIGHTS_EPOCH"):
-        derive(args(model), POOL, SETTINGS, {})
-    derive(args(model), POOL, replace(SETTINGS, weights_epoch="1"), {})
+        derive(args(model), SHAPE, SETTINGS, {})
+    derive(args(model), SHAPE, replace(SETTINGS, weights_epoch="1"), {})
 
 
 def test_chunk_sizes() -> None:
