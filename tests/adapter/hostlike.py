@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from adapter.identity import Geometry
+from adapter.geometry import Geometry, GroupGeometry
 from adapter.promises import Offer
 from adapter.requeststate import RequestFacts, RequestState
-from protocol.ids import Epoch, LeaseId
+from protocol.ids import Epoch, LeaseId, ShardIndex
 from protocol.keys import MediaItem, ReuseScope
 from protocol.layout import SLOT_DTYPE
 
@@ -97,8 +97,24 @@ class FakeMark:
         return self.is_done
 
 
-def geometry(tokens_per_block: int = 4, chunk_blocks: int = 1, num_pages: int = 64) -> Geometry:
-    return Geometry(tokens_per_block, chunk_blocks, num_pages, page_bytes=64)
+def geometry(
+    tokens_per_block: int = 4,
+    chunk_blocks: int = 1,
+    num_pages: int = 64,
+    windows: tuple[int, ...] = (0,),
+    rank: int = 0,
+    num_ranks: int = 1,
+    page_bytes: int = 64,
+) -> Geometry:
+    """One rank's pages: a layer group for each window (0: full attention), none replicated."""
+    return Geometry(
+        tokens_per_block,
+        chunk_blocks,
+        groups=tuple(GroupGeometry(num_pages, page_bytes, window) for window in windows),
+        shards=tuple(ShardIndex(group * num_ranks + rank) for group in range(len(windows))),
+        rank=rank,
+        num_ranks=num_ranks,
+    )
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
