@@ -69,6 +69,9 @@ class RingMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 Memory = MemfdMemory | CudaIpcMemory | RingMemory
 
+FileMemory = MemfdMemory | RingMemory
+"""Memory whose descriptor goes over the side socket: a server maps both kinds alike."""
+
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One strided run of page parts: part i is ``size_bytes`` at ``offset + stride * i``.

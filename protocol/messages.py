@@ -198,13 +198,16 @@ class Heartbeat(Request, frozen=True, kw_only=True):
 
 
 class HeartbeatReply(Body, frozen=True, kw_only=True):
-    """The incarnation that answers.
+    """The incarnation that answers, and whether it knows all of the engine.
 
     Attributes:
         epoch: of the server that answers.
+        missing_ranks: ranks of the namespace that this engine has not registered here; LOOKUP
+            answers nothing while there is one.
     """
 
     epoch: Bytes16
+    missing_ranks: Annotated[int, Meta(ge=0, le=limits.MAX_READERS)] = 0
 
 
 class Ping(Request, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ class Server:
                 arena_bytes=self.arena_bytes,
                 extent_bytes=self.extent_bytes,
                 side_path=self._side_path,
+                incomplete_timeout_s=self._config.incomplete_timeout_s,
             ),
             self._epoch,
             self._arena.id,

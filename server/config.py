@@ -27,12 +27,22 @@ DERIVED_EXTENT_MIN_BYTES = 64 * MIB
 MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
 LEAST_EXTENTS_PER_ARENA = 4
+MIN_INCOMPLETE_S, MAX_INCOMPLETE_S, INCOMPLETE_S = 0.1, 86_400.0, 60.0
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-FILE_KEYS = ("endpoint", "l1-size", "arena-dir", "extent-size", "log-level", "cgroup-root")
+FILE_KEYS = (
+    "endpoint",
+    "l1-size",
+    "arena-dir",
+    "extent-size",
+    "incomplete-timeout",
+    "log-level",
+    "cgroup-root",
+)
 KEYS = (*FILE_KEYS, "config")
 ENVIRONMENT_PREFIX = "KVKEEP_"
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 _SIZE = re.compile(r"([0-9]{1,15})(\.[0-9]{1,3})?([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
@@ -47,6 +57,7 @@ class ServerConfig:
             endpoint.
         arena_bytes: budget of the arena, or 0 for a share of what is free.
         extent_bytes: length of one extent file, or 0 for one derived from the arena.
+        incomplete_timeout_s: age from which a chunk without all its shards is evicted first.
         log_level: of the server's log on stderr.
         cgroup_root: where control groups are mounted.
     """
@@ -56,6 +67,7 @@ class ServerConfig:
     arena_dir: str = ""
     arena_bytes: int = 0
     extent_bytes: int = 0
+    incomplete_timeout_s: float = INCOMPLETE_S
     log_level: str = "WARNING"
     cgroup_root: str = "/sys/fs/cgroup"
 
@@ -67,8 +79,8 @@ def read(
 
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``l1-size``,
-            ``extent-size``, ``log-level``, ``cgroup-root``, ``config``: a file with more of
-            them); None for what was not given.
+            ``extent-size``, ``incomplete-timeout``, ``log-level``, ``cgroup-root``, ``config``: a
+            file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -126,6 +138,7 @@ def _read(
         arena_dir=_folder("arena-dir", setting("arena-dir")),
         arena_bytes=arena_bytes,
         extent_bytes=extent_bytes,
+        incomplete_timeout_s=_seconds("incomplete-timeout", setting("incomplete-timeout")),
         log_level=_log_level(setting("log-level")),
         cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
     )
@@ -190,6 +203,16 @@ def _size(key: str, text: str, min_bytes: int, max_bytes: int) -> int:
         valid = f"{format_size(min_bytes)} to {format_size(max_bytes)}"
         raise _invalid(key, text, valid)
     return num_bytes
+
+
+def _seconds(key: str, text: str) -> float:
+    if not text.strip():
+        return INCOMPLETE_S
+    match = _SECONDS.fullmatch(text.strip())
+    seconds = float(match[0]) if match is not None else 0.0
+    if not MIN_INCOMPLETE_S <= seconds <= MAX_INCOMPLETE_S:
+        raise _invalid(key, text, f"{MIN_INCOMPLETE_S} to {MAX_INCOMPLETE_S:.0f} seconds")
+    return seconds
 
 
 def _folder(key: str, text: str) -> str:

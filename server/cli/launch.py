@@ -46,6 +46,7 @@ EXIT_CONFIG = 2
     metavar="PATH",
     help="File with more of these options, absolute: a line  l1-size = 20G  for each.",
 )
+@click.option("--incomplete-timeout", metavar="SECONDS", hidden=True)
 @click.option("--cgroup-root", metavar="PATH", hidden=True)
 def command(**options: str | None) -> None:
     """Run the server in the foreground until SIGTERM or Ctrl-C.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import PoolId, SessionId
-from protocol.layout import MemfdMemory
+from protocol.layout import FileMemory
 from protocol.messages import Done
 from server.core.admission import Lanes
 from server.core.arena import Arena
@@ -137,7 +137,7 @@ class Departures:
         process = self._peers.processes.get(session.process)
         if process is not None:
             process.sessions.discard(session.session)
-        if isinstance(session.memory, MemfdMemory):
+        if isinstance(session.memory, FileMemory):
             pool = PoolId(session.memory.pool)
             if process is not None and closing.keep_offer:
                 process.pools[pool] = session.memory.size_bytes

@@ -6,7 +6,7 @@ its deadline become the one reply. Must not know: what a request does. Runs in: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,7 @@ class Desk:
             raise RequestError(ErrorCode.UNKNOWN_SESSION, f"session {number} is another process's")
         return session
 
-    def sliced(self, ticket: Ticket, lane: SessionId, steps: Steps) -> None:
+    def sliced(self, ticket: Ticket, lane: Hashable, steps: Steps) -> None:
         """Runs long work whose errors are the reply, and whose deadline is checked per slice."""
         state = self.state
 

@@ -15,9 +15,9 @@ from typing import Protocol
 from protocol.ids import InstanceId
 from server.core.index import ABSENT, ChunkIndex
 
-QUEUED, PARKED, WATCHED = 1, 2, 4
+QUEUED, PARKED, WATCHED, OVERDUE = 1, 2, 4, 8
 """Flags of a node: it has an entry in the queue; it was passed over because something holds it; it
-has an entry among the incomplete ones."""
+has an entry among the incomplete ones; it stayed incomplete for too long and was passed over."""
 
 _LIFE_BITS = 32
 _NODE_BITS = 32
@@ -62,7 +62,9 @@ class LeafLru:
     def offer(self, node: int) -> None:
         """A node became a leaf, or stopped being held by something."""
         flags = self._index.flags
-        flags[node] &= ~PARKED & 0xFF
+        if flags[node] & OVERDUE:
+            self._first.append((node, self._index.life[node]))
+        flags[node] &= ~(PARKED | OVERDUE) & 0xFF
         if self._index.first_child[node] == ABSENT and not flags[node] & QUEUED:
             flags[node] |= QUEUED
             heapq.heappush(self._heap, self._entry(node))
@@ -87,12 +89,21 @@ class LeafLru:
         queue.append((now_us, node, self._index.life[node]))
 
     def _prune(self, queue: deque[tuple[int, int, int]]) -> None:
-        alive = [entry for entry in queue if self._lacks(entry[1], entry[2])]
+        alive = [entry for entry in queue if self._is_watched(entry[1], entry[2])]
         queue.clear()
         queue.extend(alive)
 
+    def _is_watched(self, node: int, life: int) -> bool:
+        """Whether a node still lacks shards; one that is complete now is watched no longer."""
+        if self._lacks(node, life):
+            return True
+        if self._index.life[node] == life:
+            # Another group of it may yet be published in part.
+            self._index.flags[node] &= ~WATCHED & 0xFF
+        return False
+
     def _lacks(self, node: int, life: int) -> bool:
-        return self._index.life[node] == life and self._index.missing[node] > 0
+        return self._index.life[node] == life and self._index.lacks(node)
 
     def orphan(self, instance: InstanceId) -> None:
         """An engine died: what it left incomplete goes first."""
@@ -137,9 +148,12 @@ class LeafLru:
         while first:
             # Deeper chunks were published later and lie on top, so this finds leaves first.
             node, life = first.pop()
-            is_leaf = index.life[node] == life and index.first_child[node] == ABSENT
-            if is_leaf and index.missing[node] > 0 and evictable(node):
+            if not self._is_watched(node, life):
+                continue
+            if index.first_child[node] == ABSENT and evictable(node):
                 return node
+            # Its turn comes when its children are gone, or what holds it ends: see ``offer``.
+            index.flags[node] |= PARKED | OVERDUE
         return ABSENT
 
     def _age(self, now_us: int) -> None:
@@ -152,7 +166,7 @@ class LeafLru:
                 queue[0][0] + self._timeout_us <= now_us or not self._lacks(*queue[0][1:])
             ):
                 _, node, life = queue.popleft()
-                if self._lacks(node, life):
+                if self._is_watched(node, life):
                     self._first.append((node, life))
             if not queue:
                 del self._incomplete[instance]

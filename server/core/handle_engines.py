@@ -76,7 +76,7 @@ class EngineHandlers:
         live = frozenset(struct.unpack(f"<{len(body.requests) // 8}Q", body.requests))
         for request in [key for key in session.instance.requests if key not in live]:
             self._state.leases.end_request(session.instance, request)
-        return HeartbeatReply(epoch=self._state.epoch)
+        return HeartbeatReply(epoch=self._state.epoch, missing_ranks=session.instance.missing_ranks)
 
 
 def _u32(blob: bytes) -> tuple[int, ...]:

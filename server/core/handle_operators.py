@@ -5,8 +5,11 @@ Must not know: frames, sockets. Runs in: the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from protocol.messages import (
     Body,
+    ChunkCountReply,
     Clear,
     Delete,
     Inspect,
@@ -14,6 +17,9 @@ from protocol.messages import (
     Unpin,
 )
 from server.core.desk import Desk, Table, check_keys
+from server.core.lookups import Match
+from server.core.namespaces import Owner
+from server.core.operations import LANE
 from server.core.outbox import Ticket
 from server.core.peers import Process
 
@@ -55,16 +61,33 @@ class OperatorHandlers:
         self._desk.wait(ticket)
         operations.delete(owner, body.keys, ticket)
 
-    def _inspect(self, process: Process, body: Inspect, ticket: Ticket) -> Body:
-        operations = self._state.operations
-        check_keys(body.keys, 0)
-        return operations.inspect(operations.owner(body.fingerprint), body.keys)
+    def _inspect(self, process: Process, body: Inspect, ticket: Ticket) -> Body | None:
+        return self._of_held(body, ticket, lambda _, match: ChunkCountReply(chunks=match.count))
 
-    def _pin(self, process: Process, body: Pin, ticket: Ticket) -> Body:
+    def _pin(self, process: Process, body: Pin, ticket: Ticket) -> Body | None:
+        state = self._state
+
+        def pinned(owner: Owner, match: Match) -> Body:
+            return state.operations.pin(owner, body.keys, match, body.ttl_s, state.clock.now_ns)
+
+        return self._of_held(body, ticket, pinned)
+
+    def _of_held(
+        self, body: Inspect | Pin, ticket: Ticket, answer: Callable[[Owner, Match], Body]
+    ) -> Body | None:
+        """Answers from what is held of a prefix, at once or after a walk in slices."""
         state = self._state
         check_keys(body.keys, 0)
         owner = state.operations.owner(body.fingerprint)
-        return state.operations.pin(owner, body.keys, body.ttl_s, state.clock.now_ns)
+        match = state.lookups.held(owner, body.keys)
+        if match is not None:
+            return answer(owner, match)
+
+        def found(match: Match) -> None:
+            state.outbox.reply(ticket, answer(owner, match))
+
+        self._desk.sliced(ticket, LANE, state.lookups.find_held(owner, body.keys, found))
+        return None
 
     def _unpin(self, process: Process, body: Unpin, ticket: Ticket) -> Body:
         operations = self._state.operations

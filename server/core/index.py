@@ -42,6 +42,7 @@ class ChunkIndex:
     Args:
         slots: the arena's slots.
         full_shards: for each shard, whether it belongs to a full-attention group.
+        window_groups: the shards of each window group that has more than one.
 
     Attributes:
         num_shards: cells per node.
@@ -62,8 +63,14 @@ class ChunkIndex:
         keys: key of each node.
     """
 
-    def __init__(self, slots: SlotTable, full_shards: tuple[bool, ...]) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        full_shards: tuple[bool, ...],
+        window_groups: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
         self.full = full_shards
+        self._window_groups = window_groups
         self.num_shards = len(full_shards)
         self._num_full = sum(full_shards)
         self._slots = slots
@@ -182,6 +189,8 @@ class ChunkIndex:
             missing[nodes] -= 1
         self._stamps[nodes] = now_us
         leaves = nodes[self._columns["first_child"][nodes] == ABSENT]
+        if self._window_groups:
+            return leaves.tolist(), [node for node in nodes.tolist() if self.lacks(node)]
         return leaves.tolist(), nodes[missing[nodes] > 0].tolist()
 
     def remove(self, node: int) -> int:
@@ -263,6 +272,19 @@ class ChunkIndex:
         slot = self.cell_of[node * self.num_shards + shard]
         return slot != ABSENT and self._slots.state_of[slot] == HELD
 
+    def lacks(self, node: int) -> bool:
+        """Whether some rank has not published its part of a node.
+
+        A window group that no rank has published lacks nothing: the chunk lies before its window.
+        """
+        if self.missing[node]:
+            return True
+        for shards in self._window_groups:
+            held = sum(self.holds(node, shard) for shard in shards)
+            if 0 < held < len(shards):
+                return True
+        return False
+
     def fill(self, nodes: NDArray[np.int64], shard: int, slots: NDArray[np.int64]) -> None:
         """Puts reserved slots into absent cells.
 
@@ -286,7 +308,9 @@ class ChunkIndex:
         self.stamp[node] = now_us
 
     def complete_prefix(self, keys: bytes, start: int) -> tuple[int, int]:
-        """How many leading chunks of a range are complete, by bisection.
+        """How many leading chunks of a range full attention has complete, by bisection.
+
+        Without a full-attention group these are all that are known, whatever is held of them.
 
         Args:
             keys: 16 bytes per chunk, consecutive chunks of one chain.

@@ -224,6 +224,8 @@ class Leases:
         cells = lease.index.cells[nodes]
         if not all(lease.index.full):
             cells[arena.slots.state[cells] != HELD] = NO_NODE
+            if instance.unmapped:
+                self._leave_out_unmapped(lease, first, cells)
         # Not np.unique: its first call imports for 20 ms, in the loop.
         counts = Counter(arena.slots.extent[_named(cells)].tolist())
         if instance.unmapped and not instance.unmapped.keys().isdisjoint(counts):
@@ -240,6 +242,20 @@ class Leases:
         for extent, number in counts.items():
             arena.extents[ExtentId(extent)].note_use(number, self._clock.now_us)
         lease.index.touch(lease.node, self._clock.now_us)
+
+    def _leave_out_unmapped(self, lease: Lease, first: int, cells: NDArray[np.int32]) -> None:
+        """Takes shards that no window of the match needs as absent where a reader lacks them."""
+        end, owner = lease.start + lease.ready, lease.owner
+        unmapped = np.array(list(lease.instance.unmapped), dtype=np.uint32)
+        for shard, window_tokens in enumerate(owner.window_tokens):
+            if not window_tokens:
+                continue
+            for row in range(len(cells)):
+                if owner.reaches(window_tokens, lease.start + first + row, end):
+                    break
+                cell = cells[row, shard]
+                if cell != NO_NODE and (self._arena.slots.extent[cell] == unmapped).any():
+                    cells[row, shard] = NO_NODE
 
     # --- giving back ----------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""LOOKUP: how much of a chain an engine may be offered.
+"""LOOKUP: how much of a chain an engine may be offered; INSPECT and PIN: how much is held.
 
 Purpose: bisect to the deepest complete chunk, cut back to what window groups need and to what
 every reader of the instance has mapped, then lease. Must not know: sockets, who evicts. Runs in:
@@ -67,6 +67,14 @@ class Lookups:
             return None
         return Match(count, node)
 
+    def held(self, owner: Owner, keys: bytes) -> Match | None:
+        """The complete leading chunks, for no engine in particular; None as for ``quick``."""
+        return None if any(owner.window_tokens) else Match(*owner.index.complete_prefix(keys, 0))
+
+    def find_held(self, owner: Owner, keys: bytes, found: Callable[[Match], None]) -> Steps:
+        """The same by looking at chunks, in slices; for namespaces with windows."""
+        return self._walk(owner, keys, 0, set, found)
+
     def _unmapped(self, instance: Instance) -> set[int]:
         """Extents with content that some reader has not mapped."""
         extents = self._arena.extents
@@ -94,7 +102,31 @@ class Lookups:
             start: ordinal of the first.
             found: called with the match.
         """
-        owner, index = session.owner, session.owner.index
+        instance = session.instance
+
+        def whole(match: Match) -> None:
+            found(match if instance.is_whole else Match(0, ABSENT))
+
+        return self._walk(session.owner, keys, start, lambda: self._unmapped(instance), whole)
+
+    def _walk(
+        self,
+        owner: Owner,
+        keys: bytes,
+        start: int,
+        lacking: Callable[[], set[int]],
+        found: Callable[[Match], None],
+    ) -> Steps:
+        """From the deepest chunk up, as far as anything may still cut the match.
+
+        Args:
+            owner: the namespace.
+            keys: 16 bytes per chunk.
+            start: ordinal of the first.
+            lacking: extents that do not count, asked again for each slice.
+            found: called with the match.
+        """
+        index = owner.index
         count, node = index.complete_prefix(keys, start)
         if not count:
             found(Match(0, ABSENT))
@@ -104,15 +136,15 @@ class Lookups:
         walk = Walk(owner, node, start, count)
         self.walks.append(walk)
         try:
-            unmapped = self._unmapped(session.instance)
-            while walk.at != ROOT and walk.depth >= start:
+            unmapped = lacking()
+            while walk.at != ROOT and walk.depth >= start and (unmapped or not walk.is_settled):
                 self._step(walk, unmapped)
                 yield MORE
                 if index is not owner.index or index.life[node] != life:
                     found(Match(0, ABSENT))
                     return
-                unmapped |= self._unmapped(session.instance)
-            found(walk.match() if session.instance.is_whole else Match(0, ABSENT))
+                unmapped |= lacking()
+            found(walk.match())
         finally:
             self.walks.remove(walk)
             if index is owner.index and index.life[node] == life:
@@ -123,7 +155,7 @@ class Lookups:
         index, slots = walk.owner.index, self._arena.slots
         num_shards = index.num_shards
         for _ in range(max(1, WALK_BLOCKS // num_shards)):
-            if walk.at == ROOT or walk.depth < walk.start:
+            if walk.at == ROOT or walk.depth < walk.start or (walk.is_settled and not unmapped):
                 return
             base = walk.at * num_shards
             for shard in range(num_shards):
@@ -154,12 +186,16 @@ class Walk:
         self.start = start
         self.deepest = node
         self.end = start + count
-        self.block_tokens = owner.namespace.tokens_per_block * owner.namespace.chunk_blocks
+        self.reach = max(owner.window_tokens)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no window reaches as far up as this from the match's end."""
+        return self.deepest != ABSENT and not self.owner.reaches(self.reach, self.depth, self.end)
 
     def needs(self, shard: int) -> bool:
         """Whether a window shard of this chunk is needed by the match as it stands."""
-        last = (self.depth + 1) * self.block_tokens
-        return last > self.end * self.block_tokens - self.owner.window_tokens[shard]
+        return self.owner.reaches(self.owner.window_tokens[shard], self.depth, self.end)
 
     def cut(self) -> None:
         """The match ends before this chunk."""

@@ -69,6 +69,17 @@ class Owner:
         """Parts of one chunk."""
         return len(self.readers_per_shard)
 
+    def reaches(self, window_tokens: int, chunk: int, end: int) -> bool:
+        """Whether a window before the end of a match reaches into a chunk.
+
+        Args:
+            window_tokens: of a layer group.
+            chunk: ordinal.
+            end: ordinal of the first chunk that is not matched.
+        """
+        chunk_tokens = self.namespace.tokens_per_block * self.namespace.chunk_blocks
+        return (chunk + 1) * chunk_tokens > end * chunk_tokens - window_tokens
+
 
 @dataclass
 class Instance:
@@ -91,6 +102,12 @@ class Instance:
     leases: set[bytes] = field(default_factory=set)
     num_leased_slots: int = 0
     unmapped: dict[ExtentId, int] = field(default_factory=dict)
+
+    @property
+    def missing_ranks(self) -> int:
+        """Ranks that are not registered and ready."""
+        ready = sum(session.is_ready for session in self.ranks.values())
+        return self.owner.namespace.num_ranks - ready
 
     @property
     def is_whole(self) -> bool:

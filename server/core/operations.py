@@ -23,6 +23,7 @@ from server.core.departures import Departures
 from server.core.effects import VoidRecords
 from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
+from server.core.lookups import Match
 from server.core.namespaces import Owner, peel
 from server.core.outbox import Outbox, Ticket
 from server.core.publishing import Publisher
@@ -218,20 +219,25 @@ class Operations:
         for extent, mine in self._slots.by_extent(numbers):
             self._outbox.add(VoidRecords(extent, self._slots.local[mine]))
 
-    # --- INSPECT, PIN, UNPIN --------------------------------------------------------------
+    # --- PIN, UNPIN ----------------------------------------------------------------------
 
-    def inspect(self, owner: Owner, keys: bytes) -> ChunkCountReply:
-        """Counts the leading complete chunks."""
-        return ChunkCountReply(chunks=owner.index.complete_prefix(keys, 0)[0])
-
-    def pin(self, owner: Owner, keys: bytes, ttl_s: int, now_ns: int) -> ChunkCountReply:
+    def pin(
+        self, owner: Owner, keys: bytes, match: Match, ttl_s: int, now_ns: int
+    ) -> ChunkCountReply:
         """Locks the deepest complete chunk of a prefix for a time.
+
+        Args:
+            owner: the namespace.
+            keys: 16 bytes per chunk.
+            match: what of them is complete now.
+            ttl_s: how long.
+            now_ns: current time.
 
         Raises:
             RequestError: LIMIT_EXCEEDED.
         """
         self.unpin(owner, keys)
-        count, node = owner.index.complete_prefix(keys, 0)
+        count, node = match.count, match.node
         if not count:
             return ChunkCountReply(chunks=0)
         if len(self.pins) >= self._config.max_pins:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protocol.ids import PoolId
-from protocol.layout import MemfdMemory
+from protocol.layout import FileMemory
 from server.core.copies import CopyWindow
 from server.core.effects import HOST_COPIER, ClosePool, OpenPool, PoolHandle
 from server.core.namespaces import PoolState, Session
@@ -41,7 +41,7 @@ class Pools:
 
     def open(self, session: Session) -> None:
         """Asks the copier for a session's pool, or notes that it has to be asked later."""
-        assert isinstance(session.memory, MemfdMemory)
+        assert isinstance(session.memory, FileMemory)
         self._by_handle.pop(session.handle, None)
         session.handle = PoolHandle(self._next_handle)
         self._next_handle += 1

@@ -12,7 +12,7 @@ from functools import partial
 
 from protocol.errors import ErrorCode, KvkeepError, RequestError
 from protocol.ids import ExtentId, PoolId, SessionId
-from protocol.layout import MemfdMemory, ShardPool, check_pool
+from protocol.layout import FileMemory, ShardPool, check_pool
 from protocol.messages import RegisterKvCache, RegisterKvCacheReply
 from protocol.namespace import fingerprint
 from server.core.arena import Arena
@@ -120,7 +120,7 @@ class Registry:
         pending = self._pending[session.session] = Registration(ticket)
         late = RequestError(ErrorCode.DEADLINE_EXCEEDED, "registering took too long")
         self._outbox.answer_by(ticket, WAIT_NS, partial(self._refuse, session, late))
-        if isinstance(body.memory, MemfdMemory):
+        if isinstance(body.memory, FileMemory):
             process.pools.pop(PoolId(body.memory.pool))
             self._pools.open(session)
         self._want_extents(session, pending)
@@ -144,7 +144,7 @@ class Registry:
             )
         if memory is None:
             return {}
-        if not isinstance(memory, MemfdMemory):
+        if not isinstance(memory, FileMemory):
             raise RequestError(ErrorCode.UNSUPPORTED, "this server copies from sealed memfds only")
         offered = process.pools.get(PoolId(memory.pool))
         if offered is None:

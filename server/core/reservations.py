@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import StopReason
-from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
+from server.core.admission import MORE, SLICE_BLOCKS, WALK_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.effects import VoidRecords
@@ -96,12 +96,15 @@ class Reservations:
             index.touch(deepest, self._clock.now_us)
 
     def _window_prefix(self, plan: StorePlan) -> tuple[int, int]:
-        # A window group's cells are not prefix-closed; a few probes suffice, since what is held
+        # A window group's cells are not prefix-closed; some probes suffice, since what is held
         # and not counted here only ends the STORE early.
-        count, deepest = 0, ABSENT
-        while count < min(plan.num_chunks, SLICE_BLOCKS):
-            node = plan.index.find(plan.key(count))
-            if node == ABSENT or not plan.index.holds(node, plan.shard):
+        index, count, deepest = plan.index, 0, plan.tip
+        while count < min(plan.num_chunks, WALK_BLOCKS):
+            node = index.find(plan.key(count))
+            # Keys that are no chain are no hit.
+            if node == ABSENT or index.parent[node] != deepest:
+                break
+            if not index.holds(node, plan.shard):
                 break
             count, deepest = count + 1, node
         return count, deepest

@@ -97,6 +97,14 @@ class Roster:
     def renew_index(self, owner: Owner) -> None:
         """Gives an owner an empty index; what the old one named is cleared."""
         full = tuple(window == 0 for window in owner.window_tokens)
-        owner.index = ChunkIndex(self._slots, full)
+        groups = shard_groups(owner.namespace)
+        windows = {groups[shard] for shard, is_full in enumerate(full) if not is_full}
+        window_groups = (
+            tuple(shard for shard, one in enumerate(groups) if one == group)
+            for group in sorted(windows)
+        )
+        owner.index = ChunkIndex(
+            self._slots, full, tuple(shards for shards in window_groups if len(shards) > 1)
+        )
         timeout_us = int(self._config.incomplete_timeout_s * 1_000_000)
         owner.leaves = LeafLru(owner.index, timeout_us)

@@ -155,3 +155,17 @@ def test_an_extent_fits_into_its_arena() -> None:
     assert config.derive_extent_bytes(8 * MIB, MIB) == MIB
     with pytest.raises(ConfigError, match="extent-size"):
         config.derive_extent_bytes(8 * MIB, 16 * MIB)
+
+
+def test_the_time_for_incomplete_chunks_is_in_seconds() -> None:
+    assert config.read({}, {}).incomplete_timeout_s == 60.0
+    assert config.read({"incomplete-timeout": "0.5"}, {}).incomplete_timeout_s == 0.5
+    environ = {"KVKEEP_INCOMPLETE_TIMEOUT": "86400"}
+    assert config.read({}, environ).incomplete_timeout_s == 86_400.0
+
+
+@pytest.mark.parametrize("text", ["0", "0.05", "86401", "-1", "1m", "nan", "inf", "1e3"])
+def test_a_time_out_of_range_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="incomplete-timeout") as caught:
+        config.read({"incomplete-timeout": text}, {})
+    assert "0.1 to 86400 seconds" in caught.value.message

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from protocol import frames, limits, side
 from protocol.extents import ExtentGeometry, unpack_header
 from protocol.ids import ArenaId, InstanceId, Token
-from protocol.layout import MemfdMemory, Region, ShardPool, pack_pages, unpack_slots
+from protocol.layout import MemfdMemory, Region, RingMemory, ShardPool, pack_pages, unpack_slots
 from protocol.messages import (
     Body,
     Commit,
@@ -208,7 +208,7 @@ class MappedExtent:
 
 
 class Engine:
-    """An engine with one rank: pool, registration, extents, loads and saves.
+    """One rank of an engine with one layer group: pool, registration, extents, loads and saves.
 
     Attributes:
         pages: uint8[num_pages, page_bytes], the pool.
@@ -223,9 +223,14 @@ class Engine:
         namespace: Namespace | None = None,
         num_pages: int = 64,
         instance: bytes | None = None,
+        rank: int = 0,
+        ring: bool = False,
     ) -> None:
         self.instance = instance or os.urandom(16)
+        self.rank = rank
+        self.ring = ring
         self.namespace = namespace or make_namespace()
+        (self.shard,) = self.namespace.shards_of_rank(rank)
         self.page_bytes = self.namespace.groups[0].page_bytes
         self.num_pages = num_pages
         self.side = SideClient(side_path)
@@ -245,15 +250,16 @@ class Engine:
         """Passes the pool, registers it, and maps what the server gives."""
         pool = os.urandom(16)
         size_bytes = self.num_pages * self.page_bytes
+        kind = RingMemory if self.ring else MemfdMemory
         answer = self.side.offer(pool, self.pool_fd, size_bytes)
         assert isinstance(answer, side.PoolAccepted), answer
         region = Region(offset_bytes=0, size_bytes=self.page_bytes, stride_bytes=self.page_bytes)
         reply = self.wire.call(
             RegisterKvCache(
                 namespace=self.namespace,
-                rank=0,
-                memory=MemfdMemory(pool=pool, size_bytes=size_bytes),
-                pools=(ShardPool(shard=0, num_pages=self.num_pages, regions=(region,)),),
+                rank=self.rank,
+                memory=kind(pool=pool, size_bytes=size_bytes),
+                pools=(ShardPool(shard=self.shard, num_pages=self.num_pages, regions=(region,)),),
             ),
             RegisterKvCacheReply,
         )
@@ -314,7 +320,7 @@ class Engine:
                 session=self.session,
                 store=store,
                 request=store,
-                shard=0,
+                shard=self.shard,
                 start=start,
                 parent=keys[start - 1] if start else b"",
                 keys=b"".join(keys[start:]),
@@ -343,7 +349,7 @@ class Engine:
         reply = self.wire.call(body, RetrieveReply)
         slots = unpack_slots(reply.slots, count, reply.num_shards)
         result = np.empty((count, self.page_bytes), dtype=np.uint8)
-        for row, slot in zip(result, slots[:, 0], strict=True):
+        for row, slot in zip(result, slots[:, self.shard], strict=True):
             extent = self.extents[int(slot["extent"])]
             cut = extent.geometry
             begin = cut.data_offset_bytes + int(slot["slot"]) * cut.slot_bytes

@@ -77,6 +77,21 @@ def test_what_one_engine_saved_another_loads_byte_for_byte(
         assert np.array_equal(load(other, keys[:7]), data[:7])
 
 
+def test_a_staging_ring_is_stored_from_like_a_pool(server: ServerProcess, engine: Engine) -> None:
+    with Engine(server.url, server.side_path, engine.namespace, num_pages=8, ring=True) as other:
+        other.register()
+        keys = make_keys(5, 24)
+        expected = []
+        for first in range(0, 24, 8):  # the same eight places again and again
+            fill(other, first)
+            expected.append(other.pages.copy())
+            store, reply = other.store(keys[: first + 8], list(range(8)), start=first)
+            assert reply.copied == 8
+            fill(other, 1000 + first)  # answered: the places may be written again
+            assert other.commit(store, 8).published == 8
+        assert np.array_equal(load(engine, keys), np.concatenate(expected))
+
+
 def test_only_commit_publishes(engine: Engine) -> None:
     keys = make_keys(1, 8)
     store, reply = engine.store(keys, list(range(8)))

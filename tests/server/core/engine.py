@@ -12,7 +12,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.frames import Reply
 from protocol.ids import InstanceId, PoolId, Token
-from protocol.layout import MemfdMemory, Region, ShardPool, pack_pages, unpack_slots
+from protocol.layout import MemfdMemory, Region, RingMemory, ShardPool, pack_pages, unpack_slots
 from protocol.namespace import LayerGroup, Namespace
 from protocol.session import ClientSession
 from server.core import effects as fx
@@ -71,6 +71,7 @@ class Engine:
         self.pages: list[Label] = [None] * pages
         self.pool = PoolId(world.random.randbytes(16))
         self.session = 0
+        self.ring = False
         self.dead = False
         self.mapped: set[int] = set()
         self.to_map: list[int] = []
@@ -147,17 +148,26 @@ class Engine:
     def register_body(self, space: Namespace) -> m.RegisterKvCache:
         self.space = space
         shards = space.shards_of_rank(self.rank)
-        page_bytes = space.groups[0].page_bytes
-        assert all(group.page_bytes == page_bytes for group in space.groups)
-        size = page_bytes * len(self.pages)
-        region = Region(offset_bytes=0, size_bytes=page_bytes, stride_bytes=page_bytes)
+        # A page is a label, so the groups' pages may lie over each other.
+        size = max(group.page_bytes for group in space.groups) * len(self.pages)
+        kind = RingMemory if self.ring else MemfdMemory
         return m.RegisterKvCache(
             namespace=space,
             rank=self.rank,
-            memory=MemfdMemory(pool=self.pool, size_bytes=size),
+            memory=kind(pool=self.pool, size_bytes=size),
             pools=tuple(
-                ShardPool(shard=shard, num_pages=len(self.pages), regions=(region,))
-                for shard in shards
+                ShardPool(
+                    shard=shard,
+                    num_pages=len(self.pages),
+                    regions=(
+                        Region(
+                            offset_bytes=0,
+                            size_bytes=group.page_bytes,
+                            stride_bytes=group.page_bytes,
+                        ),
+                    ),
+                )
+                for shard, group in zip(shards, space.groups, strict=True)
             ),
         )
 
@@ -231,6 +241,20 @@ class Engine:
         slots = unpack_slots(reply.slots, count, reply.num_shards)
         self.claim(keys, lease, start, slots)
         return slots
+
+    def check_complete(self, start: int, slots: NDArray[np.void]) -> None:
+        """All that a match of chunks from ``start`` on needs has a slot."""
+        chunk_tokens = self.space.tokens_per_block * self.space.chunk_blocks
+        end = (start + len(slots)) * chunk_tokens
+        for number, row in enumerate(slots):
+            last = (start + number + 1) * chunk_tokens
+            for shard in range(self.space.num_shards):
+                window = self.space.groups[self.space.group_of(shard)].window_tokens
+                if not window or last > end - window:
+                    assert row[shard]["extent"], (number, shard, "is needed and has no slot")
+                if not row[shard]["extent"]:
+                    assert not row[shard]["generation"]
+                    assert not row[shard]["slot"]
 
     def claim(self, keys: list[bytes], lease: bytes, start: int, slots: NDArray[np.void]) -> None:
         """Notes that every rank of this engine may read its shards, and checks them now."""

@@ -40,6 +40,24 @@ SPACES: tuple[Namespace, ...] = (
         ),
     ),
     namespace("tp", ranks=2),
+    namespace(
+        "windows only",
+        ranks=2,
+        chunk_blocks=2,
+        groups=(
+            LayerGroup(layers=(0,), page_bytes=PAGE, window_tokens=160),
+            LayerGroup(layers=(1,), page_bytes=2 * PAGE, window_tokens=32, replicated=True),
+        ),
+    ),
+    namespace(
+        "many groups",
+        ranks=2,
+        groups=(
+            LayerGroup(layers=(0,), page_bytes=PAGE, window_tokens=65),
+            LayerGroup(layers=(1,), page_bytes=2 * PAGE),
+            LayerGroup(layers=(2,), page_bytes=PAGE, replicated=True),
+        ),
+    ),
 )
 chains = st.sampled_from(CHAINS)
 numbers = st.integers(0, 1 << 16)
@@ -120,6 +138,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.num_engines += 1
         for rank in range(SPACES[space].num_ranks):
             engine = self.world.engine(f"e{self.num_engines}", rank, pages=LENGTH * 2)
+            engine.ring = self.num_engines % 2 == 0
             self.alive.append(engine)
             body = engine.register_body(SPACES[space])
             assert body.memory is not None
@@ -283,6 +302,8 @@ class CoreMachine(RuleBasedStateMachine):
         def retrieved(reply: m.Body | None) -> None:
             if isinstance(reply, m.RetrieveReply):
                 slots = unpack_slots(reply.slots, count, reply.num_shards)
+                if count == ready:
+                    engine.check_complete(start, slots)
                 engine.claim(keys, lease, start, slots)
 
         self.wait(engine, body, retrieved)

@@ -108,3 +108,39 @@ def test_entries_of_removed_nodes_are_pruned() -> None:
         policy.watch(node, A, number)
         index.remove(node)
     assert sum(map(len, policy._incomplete.values())) < 200
+
+
+def test_p08_an_overdue_parent_goes_as_soon_as_its_child_is_gone() -> None:
+    index, policy, nodes = leaves_of(2)
+    (child,) = index.add_chain(chain("c", 1), nodes[1], 50).tolist()
+    index.missing[nodes[1]] = 1
+    policy.watch(nodes[1], A, 100)
+    policy.offer(child)
+    assert policy.take(5000, lambda node: node == nodes[0])[0] == nodes[0]
+    index.remove(child)
+    policy.offer(nodes[1])
+    policy.offer(nodes[0])
+    assert policy.take(5000, lambda node: True) == (nodes[1], -1)
+
+
+def test_p08_an_overdue_chunk_that_is_read_goes_once_it_is_not() -> None:
+    index, policy, nodes = leaves_of(2)
+    index.missing[nodes[1]] = 1
+    policy.watch(nodes[1], A, 100)
+    assert policy.take(5000, lambda node: False)[0] == ABSENT
+    assert index.flags[nodes[1]] & PARKED  # so that the end of the reading offers it
+    for node in nodes:
+        policy.offer(node)
+    assert policy.take(5000, lambda node: True) == (nodes[1], -1)
+
+
+def test_a_chunk_that_was_complete_is_watched_again_when_it_lacks_something_else() -> None:
+    index, policy, nodes = leaves_of(2)
+    index.missing[nodes[1]] = 1
+    policy.watch(nodes[1], A, 100)
+    index.missing[nodes[1]] = 0
+    assert policy.take(5000, lambda node: node == nodes[0])[0] == nodes[0]
+    index.missing[nodes[1]] = 1
+    policy.watch(nodes[1], A, 6000)
+    policy.offer(nodes[0])
+    assert policy.take(7001, lambda node: True) == (nodes[1], -1)

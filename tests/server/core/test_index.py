@@ -147,3 +147,17 @@ def test_reserved_is_not_held() -> None:
     slots.state_of[slot] = RESERVED
     assert not index.holds(node, 0)
     assert index.complete_prefix(chain("x", 1)[0], 0) == (0, ABSENT)
+
+
+def test_a_window_group_lacks_what_only_some_of_its_ranks_have() -> None:
+    slots = SlotTable()
+    base = slots.add_extent(1, 8)
+    index = ChunkIndex(slots, (True, False, False), ((1, 2),))
+    nodes = index.add_chain(chain("x", 2), ROOT, 1)
+    lacking = []
+    for shard in (0, 1, 2):
+        numbers = np.arange(base, base + 2) + 2 * shard
+        index.fill(nodes, shard, numbers)
+        slots.state[numbers] = HELD
+        lacking.append(index.publish(nodes, shard, 2)[1])
+    assert lacking == [[], nodes.tolist(), []]

@@ -326,3 +326,33 @@ def test_asking_again_after_giving_back_pins_again() -> None:
     for number in range(8):
         a.save(chain(f"other{number}", 8))
         world.check_claims()
+
+
+def test_window_shards_that_no_reader_needs_may_lie_where_one_has_not_mapped() -> None:
+    world = World(config(extents=8, slots=4), auto_map=False)
+    a = world.engine()
+    groups = (
+        LayerGroup(layers=(0,), page_bytes=PAGE),
+        LayerGroup(layers=(1,), page_bytes=PAGE, window_tokens=64),
+    )
+    a.register(namespace(groups=groups))
+    keys = chain("x", 8)
+    a.save(keys, shard=0)
+    a.save(keys, shard=1)
+    first_of_window = next(
+        number for number, one in world.extents.items() if one.geometry.shard == 1
+    )
+    a.to_map.remove(first_of_window)
+    a.report()
+    world.pump()
+    found = a.lookup(keys)
+    assert found.ready == 8
+    slots = a.retrieve(keys, found.lease, 0, 8)
+    assert slots["extent"][:, 1].tolist()[:4] == [0] * 4
+    a.check_complete(0, slots)
+    a.release(found.lease)
+    a.to_map = [first_of_window]
+    a.report()
+    world.pump()
+    slots = a.retrieve(keys, a.lookup(keys).lease, 0, 8)
+    assert (slots["extent"] > 0).all()

@@ -15,43 +15,112 @@ from tests.server.core.world import PAGE, SECOND, World, chain, config, namespac
 BLOCK = 32
 
 
-@settings(max_examples=25)
+WINDOWS = st.one_of(st.just(0), st.integers(1, 5 * BLOCK))
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    held=st.sets(st.integers(0, 11)),
-    window=st.integers(1, 5 * BLOCK),
-    full=st.integers(0, 12),
+    windows=st.lists(st.tuples(WINDOWS, st.booleans()), min_size=1, max_size=3),
+    ranks=st.integers(1, 2),
+    saves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 11), st.integers(1, 12))),
     start=st.integers(0, 3),
 )
 def test_the_offer_is_the_largest_depth_whose_windows_are_held(
-    held: set[int], window: int, full: int, start: int
+    windows: list[tuple[int, bool]],
+    ranks: int,
+    saves: list[tuple[int, int, int]],
+    start: int,
 ) -> None:
-    groups = (
-        LayerGroup(layers=(0,), page_bytes=PAGE),
-        LayerGroup(layers=(1,), page_bytes=PAGE, window_tokens=window),
+    """Any mix of groups, ranks and replication; any holes that a window may leave."""
+    groups = tuple(
+        LayerGroup(layers=(n,), page_bytes=PAGE, window_tokens=window, replicated=replicated)
+        for n, (window, replicated) in enumerate(windows)
     )
-    world = World(config(extents=8, slots=16), check=False)
-    a = world.engine()
-    a.register(namespace(groups=groups))
+    world = World(config(extents=16, slots=16), check=False)
+    space = namespace(groups=groups, ranks=ranks)
+    engines = [world.engine("a", rank) for rank in range(ranks)]
+    for engine in engines:
+        engine.register(space)
     keys = chain("x", 12)
-    if full:
-        a.save(keys[:full], shard=0)
-    for block in sorted(held):
-        if block < full:
-            body = a.store_body(keys, block, block + 1, shard=1)
-            if a.ask(body).copied:
-                a.commit(body.store, 1)
-    held = {block for block in held if block < full}
-    best = 0
-    for depth in range(start + 1, full + 1):
-        reach = [b for b in range(start, depth) if (b + 1) * BLOCK > depth * BLOCK - window]
-        if all(block in held for block in reach):
-            best = depth - start
-    found = a.lookup(keys, start=start)
+    held: list[set[int]] = [set() for _ in range(space.num_shards)]
+    for which, first, count in saves:
+        shard = which % space.num_shards
+        rank = next(r for r in range(ranks) if shard in space.shards_of_rank(r))
+        engine = engines[rank]
+        body = engine.store_body(keys, first, min(12, first + count), shard)
+        reply: m.StoreReply = engine.ask(body)
+        done = reply.held
+        if reply.copied:
+            done += engine.commit(body.store, reply.copied).published
+        held[shard] |= set(range(first, first + done))
+
+    def is_complete(depth: int, begin: int) -> bool:
+        for shard in range(space.num_shards):
+            window = windows[space.group_of(shard)][0]
+            # What lies before the range asked for is the engine's own, in windows too.
+            reach = range(begin, depth) if window else range(depth)
+            needed = {b for b in reach if not window or (b + 1) * BLOCK > depth * BLOCK - window}
+            if not needed <= held[shard]:
+                return False
+        return True
+
+    best = max((d - start for d in range(start + 1, 13) if is_complete(d, start)), default=0)
+    whole = max((d for d in range(1, 13) if is_complete(d, 0)), default=0)
+    (owner,) = world.core._state.roster.owners.values()
+    blob = b"".join(keys)
+    assert engines[0].ask(m.Inspect(fingerprint=owner.fingerprint, keys=blob)).chunks == whole
+    pinned = m.Pin(fingerprint=owner.fingerprint, keys=blob, ttl_s=60)
+    assert engines[0].ask(pinned).chunks == whole
+    world.core.check_integrity()
+    found = engines[0].lookup(keys, start=start)
     assert found.ready == best
     if best:
-        slots = a.retrieve(keys, found.lease, start, best)
-        assert (slots["extent"][:, 0] > 0).all()
+        slots = engines[0].retrieve(keys, found.lease, start, best)
+        engines[0].check_complete(start, slots)
+        for engine in engines:  # a pin for each reader, of replicated shards too
+            world.core.check_integrity()
+            assert world.core.stats()["leases"] == 1
+            engine.release(found.lease)
+    assert world.core.stats()["pinned_slots"] == 0
     world.core.check_integrity()
+
+
+def test_chunks_of_windows_alone_that_nobody_holds_are_no_hit() -> None:
+    """Chunk nodes stay as long as later ones need them; that is no content."""
+    world = World(config(extents=8, slots=16))
+    a = world.engine()
+    groups = (LayerGroup(layers=(0,), page_bytes=PAGE, window_tokens=2 * BLOCK),)
+    a.register(namespace(groups=groups))
+    keys = chain("x", 6)
+    a.store(keys)  # reserved and copied, never committed
+    assert a.lookup(keys).ready == 0
+    (owner,) = world.core._state.roster.owners.values()
+    asked = m.Inspect(fingerprint=owner.fingerprint, keys=b"".join(keys))
+    assert a.ask(asked).chunks == 0
+    assert a.ask(m.Pin(fingerprint=owner.fingerprint, keys=keys[0], ttl_s=9)).chunks == 0
+    a.commit(a.last_store, 4)
+    assert a.lookup(keys).ready == 4
+    assert a.ask(asked).chunks == 4
+
+
+def test_a_walk_stops_where_no_window_reaches() -> None:
+    world = World(config(extents=8, slots=2000), check=False)
+    a = world.engine(pages=3000)
+    groups = (
+        LayerGroup(layers=(0,), page_bytes=PAGE),
+        LayerGroup(layers=(1,), page_bytes=PAGE, window_tokens=4 * BLOCK),
+    )
+    a.register(namespace(groups=groups))
+    keys = chain("x", 3000)
+    a.save(keys, shard=0)
+    a.save(keys, 2900, shard=1)
+    session = world.core._state.roster.sessions[a.session]  # type: ignore[index]
+    found: list[int] = []
+    steps = world.core._state.lookups.slow(
+        session, b"".join(keys), 0, lambda match: found.append(match.count)
+    )
+    assert len(list(steps)) == 1
+    assert found == [3000]
 
 
 @settings(max_examples=20)

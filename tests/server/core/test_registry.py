@@ -33,8 +33,8 @@ def test_registrations_that_are_wrong_are_refused() -> None:
     assert a.error(changed(memory=None)) is ErrorCode.INVALID_ARGUMENT
     assert a.error(changed(pools=())) is ErrorCode.INVALID_ARGUMENT
     assert a.error(changed(pools=good.pools * 2)) is ErrorCode.INVALID_ARGUMENT
-    ring = RingMemory(pool=a.pool, size_bytes=256 * PAGE)
-    assert a.error(changed(memory=ring)) is ErrorCode.UNSUPPORTED
+    ring = RingMemory(pool=b"?" * 16, size_bytes=256 * PAGE)
+    assert a.error(changed(memory=ring)) is ErrorCode.POOL_INVALID
     cuda = CudaIpcMemory(
         handle=b"h" * 64, device_uuid=b"u" * 16, base_offset_bytes=0, size_bytes=PAGE
     )
@@ -47,6 +47,26 @@ def test_registrations_that_are_wrong_are_refused() -> None:
     world.core.pool_offered(b.process, b.pool, 256 * PAGE)
     assert b.error(b.register_body(namespace())) is ErrorCode.DUPLICATE
     assert b.error(b.register_body(namespace("other"))) is ErrorCode.INVALID_ARGUMENT
+
+
+def test_a_ring_is_taken_mapped_and_dropped_like_a_pool() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.ring = True
+    a.register(namespace())
+    (opened,) = [effect for effect in world.log if isinstance(effect, fx.OpenPool)]
+    assert isinstance(opened.memory, RingMemory)
+    assert opened.pool == a.pool
+    keys = chain("x", 4)
+    assert a.save(keys) == 4
+    assert a.lookup(keys).ready == 4
+    world.core.copier_lost(fx.HOST_COPIER, world.now_ns)
+    world.core.copier_ready(fx.HOST_COPIER, world.now_ns)
+    world.pump()
+    assert a.save(chain("y", 4)) == 4
+    assert a.ask(a.unregister_body()) == m.Done()
+    (dropped,) = [effect for effect in world.log if isinstance(effect, fx.DropPoolOffer)]
+    assert dropped.pool == a.pool
 
 
 def test_a_reader_without_memory_loads_and_cannot_store() -> None:

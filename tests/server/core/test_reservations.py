@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 from protocol import messages as m
+from protocol.namespace import LayerGroup
 from server.core.reservations import FREE_BLOCKS
-from tests.server.core.world import SECOND, World, chain, config, namespace
+from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
 
 def test_p07_only_what_follows_a_held_parent_is_stored() -> None:
@@ -80,3 +81,54 @@ def test_chunks_of_another_shard_that_making_room_evicts_are_named_again() -> No
     reply = b.store(keys)
     assert reply.held + reply.copied <= 8
     world.core.check_integrity()
+
+
+def windowed() -> LayerGroup:
+    return LayerGroup(layers=(1,), page_bytes=PAGE, window_tokens=64)
+
+
+def test_a_window_is_saved_from_a_later_chunk_on_and_around_what_is_held() -> None:
+    world = World(config(extents=8, slots=16))
+    a = world.engine()
+    a.register(namespace(groups=(LayerGroup(layers=(0,), page_bytes=PAGE), windowed())))
+    keys = chain("x", 10)
+    unknown = a.ask(a.store_body(keys, 5, 10, shard=1))
+    assert (unknown.copied, unknown.stop) == (0, m.StopReason.MISSING_PARENT)
+    assert a.save(keys, shard=0) == 10
+    body = a.store_body(keys, 7, 8, shard=1)
+    assert a.ask(body).copied == 1
+    a.commit(body.store, 1)
+    # Up to the one that is held, from there on past it: that is how a client goes on after BUSY.
+    body = a.store_body(keys, 5, 10, shard=1)
+    reply = a.ask(body)
+    assert (reply.held, reply.copied, reply.stop) == (0, 2, m.StopReason.BUSY)
+    a.commit(body.store, 2)
+    body = a.store_body(keys, 7, 10, shard=1)
+    reply = a.ask(body)
+    assert (reply.held, reply.copied, reply.stop) == (1, 2, m.StopReason.NONE)
+    a.commit(body.store, 2)
+    assert a.lookup(keys).ready == 10
+    assert a.lookup(keys[:6]).ready == 0  # chunk 4 of the window was never saved
+    assert a.lookup(keys[:7]).ready == 7
+
+
+def test_long_windows_that_are_held_already_are_counted() -> None:
+    world = World(config(extents=8, slots=128), check=False)
+    a = world.engine()
+    a.register(namespace(groups=(windowed(),)))
+    keys = chain("x", 200)
+    assert a.save(keys) == 200
+    again = a.store(keys)
+    assert (again.held, again.copied, again.stop) == (200, 0, m.StopReason.NONE)
+
+
+def test_window_keys_that_are_no_chain_are_not_held() -> None:
+    world = World(config(extents=8, slots=16))
+    a = world.engine()
+    a.register(namespace(groups=(windowed(),)))
+    x = chain("x", 4)
+    assert a.save(x) == 4
+    reply = a.store([x[2], *chain("y", 2)])
+    assert (reply.held, reply.copied, reply.stop) == (0, 0, m.StopReason.MISSING_PARENT)
+    reply = a.store([x[0], x[1], x[3]])
+    assert (reply.held, reply.copied, reply.stop) == (2, 0, m.StopReason.MISSING_PARENT)
