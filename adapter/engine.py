@@ -14,9 +14,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from adapter import refusals, trtllm_api
+from adapter import embedded, refusals, trtllm_api
 from adapter.config import Settings, read_settings
 from adapter.device import capture_device
 from adapter.geometry import Geometry
@@ -87,6 +88,8 @@ class Engine(Party):
         journal: counts and logs what goes wrong.
         features: of the host's interface.
         process_rank: of this process among the engine's.
+        has_layout: whether the cache was described by a V2 layout: then pages come with each chunk
+            of a prompt, and offers may be taken up in part.
     """
 
     def __init__(self, llm_args: object, settings: Settings) -> None:
@@ -102,6 +105,7 @@ class Engine(Party):
         self.journal = Journal(LOGGER)
         self.features = trtllm_api.epoch_features()
         self.process_rank = trtllm_api.mpi_rank()
+        self.has_layout = False
         self._lock = threading.Lock()
         self._prepared: Prepared | None = None
         self._running: Running | None = None
@@ -156,11 +160,23 @@ class Engine(Party):
         for note in refusals.notes(self.llm_args):
             LOGGER.info("kvkeep: %s", note)
         self._prepared = Prepared(namespace, geometry, memory, mode, capture_device())
+        self.has_layout = shape.tokens_per_block > 0
         if geometry.rank == 0:
-            url = self.settings.server.url
-            if geometry.num_ranks > 1:
-                self._card = EngineCard(instance=self.instance, url=url)
-            self._bring_up(self._prepared, self.instance, url)
+            self._lead(self._prepared, is_adp)
+
+    def _lead(self, prepared: Prepared, is_adp: bool) -> None:
+        """Brings up the leader; in embedded mode rank 0 begins to start the server."""
+        place, url = None, self.settings.server.url
+        if self.settings.server.is_embedded:
+            place = embedded.place_for(is_adp, self.process_rank)
+            url = place.url
+        if prepared.geometry.num_ranks > 1:
+            self._card = EngineCard(instance=self.instance, url=url)
+        self._bring_up(prepared, self.instance, url)
+        if place is not None and place.is_ours:
+            server = embedded.PrivateServer(place, self.journal, os.environ)
+            server.start()
+            self.at_close(partial(server.close, _CLOSE_S))
 
     def follow(self, card: EngineCard | None) -> None:
         """Joins the leader's instance; called for each bind, quick and never raising.
