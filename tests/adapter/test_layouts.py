@@ -1,0 +1,297 @@
+"""V2 layouts become the common description and pages; what they leave open is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapter.layouts import read_layout
+from adapter.pages import SharedPool
+from adapter.refusals import UncachedError
+
+SLOTS = 5
+
+
+@dataclass
+class Region:
+    """As the host's: part i is ``size`` bytes at ``base + stride * i``."""
+
+    base: int
+    size: int
+    stride: int
+    num_slots: int = SLOTS
+    buffers: list[Any] = field(default_factory=list)
+
+    @property
+    def span(self) -> int:
+        return self.stride * (self.num_slots - 1) + self.size
+
+
+@dataclass
+class Group:
+    layer_group_id: int
+    layer_ids: list[int]
+    window_size: int | None
+    regions: list[Any]
+
+
+@dataclass
+class Layout:
+    tokens_per_block: int
+    groups: list[Any]
+    dtype: str = "torch.bfloat16"
+
+
+def both(layer: int) -> list[tuple[int, str, int]]:
+    return [(layer, "key", 1), (layer, "value", 1)]
+
+
+def make(base: int) -> Layout:
+    """Two groups: layers 0 and 2 with K and V apart, layer 1 behind a window; gaps everywhere."""
+    keys = Region(base + 256, 64, 80, buffers=[(0, "key", 1), (2, "key", 1)])
+    values = Region(keys.base + keys.span + 32, 64, 64, buffers=[(0, "value", 1), (2, "value", 1)])
+    window = Region(values.base + values.span, 48, 64, num_slots=3, buffers=both(1))
+    return Layout(16, [Group(1, [1], 8, [window]), Group(0, [0, 2], None, [keys, values])])
+
+
+@pytest.fixture
+def pool() -> SharedPool:
+    return SharedPool.create(4096)
+
+
+def test_groups_come_in_the_order_of_their_numbers(pool: SharedPool) -> None:
+    shape, memory = read_layout(make(pool.address))
+    first, second = shape.groups
+    assert (first.layers, first.num_pages, first.page_bytes, first.window_tokens) == (
+        (0, 2),
+        SLOTS,
+        128,
+        0,
+    )
+    assert (second.layers, second.num_pages, second.page_bytes, second.window_tokens) == (
+        (1,),
+        3,
+        48,
+        8,
+    )
+    assert (shape.tokens_per_block, shape.dtype, shape.kv_factor) == (16, "bfloat16", 2)
+    assert [group.num_pages for group in memory.groups] == [SLOTS, 3]
+
+
+def test_regions_of_one_pool_are_exported(pool: SharedPool) -> None:
+    layout = make(pool.address)
+    _, memory = read_layout(layout)
+    assert memory.export is not None
+    assert (memory.export.fd, memory.export.num_bytes) == (pool.fd, pool.num_bytes)
+    (keys, values), (window,) = memory.export.regions
+    assert (keys.offset_bytes, keys.size_bytes, keys.stride_bytes) == (256, 64, 80)
+    assert values.offset_bytes == 256 + 80 * 4 + 64 + 32
+    assert (window.size_bytes, window.stride_bytes) == (48, 64)
+
+
+def test_pages_are_where_the_layout_says(pool: SharedPool) -> None:
+    pool.view[:] = np.arange(pool.num_bytes) % 251
+    layout = make(pool.address)
+    _, memory = read_layout(layout)
+    for group, told in zip(memory.groups, reversed(layout.groups), strict=True):
+        for part, region in zip(group.parts, told.regions, strict=True):
+            for page in range(region.num_slots):
+                start = region.base - pool.address + region.stride * page
+                found = part.flat[part.stride_bytes * page :][: part.size_bytes]
+                assert np.array_equal(found, pool.view[start : start + region.size])
+
+
+def test_layers_have_their_keys_and_values(pool: SharedPool) -> None:
+    _, memory = read_layout(make(pool.address))
+    assert set(memory.layers) == {0, 1, 2}
+    found = {
+        layer: [(piece.group, piece.start_byte, piece.num_bytes) for piece in pieces]
+        for layer, pieces in memory.layers.items()
+    }
+    assert found == {
+        0: [(0, 0, 32), (0, 64, 32)],
+        2: [(0, 32, 32), (0, 96, 32)],
+        1: [(1, 0, 24), (1, 24, 24)],
+    }
+    assert memory.is_layered
+
+
+class Role(Enum):
+    KEY = "key"
+    VALUE = "value"
+
+
+def test_buffers_may_be_objects(pool: SharedPool) -> None:
+    layout = make(pool.address)
+    layout.groups[0].regions[0].buffers = [
+        SimpleNamespace(layer_id=1, role=role, expansion=1) for role in Role
+    ]
+    assert read_layout(layout)[1].is_layered
+    assert read_layout(layout)[0].layout == read_layout(make(pool.address))[0].layout
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [],
+        [(1, "key", 1)] * 5,
+        [(1, "key", 1), (1, "value", 2)],
+        [(1, "key", 1), (1, "key_block_scale", 1)],
+        [(1, "key", 1), (7, "value", 1)],
+    ],
+)
+def test_layers_that_are_in_doubt_are_not_told(pool: SharedPool, buffers: list[Any]) -> None:
+    layout = make(pool.address)
+    layout.groups[0].regions[0].buffers = buffers
+    assert read_layout(layout)[1].layers == {}
+
+
+def test_keys_alone_may_be_a_latent(pool: SharedPool) -> None:
+    region = Region(pool.address, 64, 64, buffers=[(0, "key", 1)])
+    shape, _ = read_layout(Layout(16, [Group(0, [0], None, [region])]))
+    assert shape.kv_factor == 1
+    assert not shape.groups[0].is_replicated
+
+
+def test_replicated_regions_make_a_replicated_group(pool: SharedPool) -> None:
+    region = Region(pool.address, 64, 64, buffers=[(0, "key", 1)])
+    group: Any = Group(0, [0], None, [])
+    group.replicated_regions = [region]
+    assert read_layout(Layout(16, [group]))[0].groups[0].is_replicated
+    # Bytes of both kinds in one page: each rank stores all of its own.
+    group.regions = [replace(region, base=region.base + 1024)]
+    shape, memory = read_layout(Layout(16, [group]))
+    assert not shape.groups[0].is_replicated
+    assert shape.groups[0].page_bytes == 128
+    assert len(memory.groups[0].parts) == 2
+
+
+def test_private_memory_is_reached_but_not_exported() -> None:
+    array = np.zeros(4096, np.uint8)
+    _, memory = read_layout(make(array.ctypes.data))
+    assert memory.export is None
+    assert "shared_pool" in memory.why_private
+    memory.groups[1].parts[0].flat[0] = 9
+    assert array.any()
+
+
+def test_regions_in_two_pools_are_private(pool: SharedPool) -> None:
+    other = SharedPool.create(4096)
+    layout = make(pool.address)
+    layout.groups[0].regions[0].base = other.address
+    _, memory = read_layout(layout)
+    assert memory.export is None
+    assert "several shared pools" in memory.why_private
+
+
+def test_reserved_device_memory_is_out_of_reach() -> None:
+    with pytest.raises(UncachedError, match="cannot reach device memory"):
+        read_layout(make(4096))
+
+
+def numbered(layout: Layout) -> None:
+    layout.groups[0].layer_group_id = 2
+
+
+def no_groups(layout: Layout) -> None:
+    layout.groups = []
+
+
+def twice(layout: Layout) -> None:
+    layout.groups[0].layer_ids = [0, 1]
+
+
+def odd_slots(layout: Layout) -> None:
+    layout.groups[1].regions[0].num_slots = 4
+
+
+def overlapping(layout: Layout) -> None:
+    layout.groups[0].regions[0].stride = 40
+
+
+def no_layers(layout: Layout) -> None:
+    layout.groups[0].layer_ids = []
+
+
+def no_regions(layout: Layout) -> None:
+    layout.groups[0].regions = []
+
+
+def no_base(layout: Layout) -> None:
+    layout.groups[0].regions[0].base = None
+
+
+def negative_window(layout: Layout) -> None:
+    layout.groups[0].window_size = -1
+
+
+def own_block_size(layout: Layout) -> None:
+    layout.groups[0].tokens_per_block = 32
+
+
+def large_blocks(layout: Layout) -> None:
+    layout.tokens_per_block = 1 << 30
+
+
+def odd_buffer(layout: Layout) -> None:
+    layout.groups[0].regions[0].buffers = [("first", "key", 1)]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (numbered, "numbered"),
+        (no_groups, "0 layer groups"),
+        (twice, "virtual attention layers"),
+        (odd_slots, "number of pages"),
+        (overlapping, "overlap"),
+        (no_layers, "no layers"),
+        (no_regions, "0 regions"),
+        (no_base, "base is None"),
+        (negative_window, "window of -1"),
+        (own_block_size, "blocks of 32"),
+        (large_blocks, "too large"),
+        (odd_buffer, "not understood"),
+    ],
+)
+def test_layouts_that_are_not_understood(
+    pool: SharedPool, spoil: Callable[[Layout], None], words: str
+) -> None:
+    layout = make(pool.address)
+    spoil(layout)
+    with pytest.raises(UncachedError, match=words) as caught:
+        read_layout(layout)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_object_without_the_attributes() -> None:
+    with pytest.raises(UncachedError, match="tokens_per_block"):
+        read_layout(SimpleNamespace())
+    with pytest.raises(UncachedError, match="no groups"):
+        read_layout(SimpleNamespace(tokens_per_block=16))
+
+
+@given(st.sampled_from(["size", "role", "order", "layer"]), st.integers(0, 1))
+def test_what_decides_where_a_byte_belongs_is_identity(change: str, gap: int) -> None:
+    pool = SharedPool.create(4096)
+    plain = make(pool.address)
+    moved = make(pool.address + 64 * gap)
+    assert read_layout(plain)[0].layout == read_layout(moved)[0].layout
+    region = moved.groups[0].regions[0]
+    if change == "size":
+        region.size = 44
+    elif change == "role":
+        region.buffers = [(1, "key", 1), (1, "index_key", 1)]
+    elif change == "order":
+        region.buffers = both(1)[::-1]
+    else:
+        moved.groups[0].layer_ids, region.buffers = [3], both(3)
+    assert read_layout(plain)[0].layout != read_layout(moved)[0].layout
