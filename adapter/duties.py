@@ -34,6 +34,9 @@ REQUEST_S: Final = 2.0
 FAREWELL_S: Final = 10.0
 """UNREGISTER is answered when the last copy out of the pool has ended."""
 
+WHOLE_NS: Final = 30_000_000_000
+"""Time for the other ranks to register, from the leader's registration on."""
+
 PAUSE_NS: Final = 100_000_000
 """Before what the server put off is asked again."""
 
@@ -65,6 +68,8 @@ class Duties:
         self._serial = serial
         self._beat_every_ns = int(heartbeat_s * 1e9)
         self._beat_at_ns = 0
+        self._first_beat_ns: int | None = None
+        self._is_lack_said = False
         self._pause_until_ns = 0
         self._to_report: dict[int, bool] = {}
         self._is_reporting = False
@@ -200,15 +205,29 @@ class Duties:
         if now_ns < self._beat_at_ns or not self._calls.has_room():
             return
         self._beat_at_ns = now_ns + self._beat_every_ns
+        if self._first_beat_ns is None:
+            self._first_beat_ns = now_ns
+        age_ns = now_ns - self._first_beat_ns
 
         def done(reply: Body | None, error: KvkeepError | None) -> None:
             if error is not None:
                 self._is_settled(error)
-            elif isinstance(reply, HeartbeatReply) and reply.epoch != self.origin.epoch:
-                self._house.membership.doubt(self._serial)
+            elif isinstance(reply, HeartbeatReply):
+                self._on_beat(reply, age_ns)
 
         self._calls.send(self._beat_body(live_requests), REQUEST_S, done)
         self._house.journal.count("heartbeats")
+
+    def _on_beat(self, reply: HeartbeatReply, age_ns: int) -> None:
+        if reply.epoch != self.origin.epoch:
+            self._house.membership.doubt(self._serial)
+        elif reply.missing_ranks and age_ns >= WHOLE_NS and not self._is_lack_said:
+            self._is_lack_said = True
+            self._house.journal.report(
+                "ranks_missing",
+                f"{reply.missing_ranks} of this engine's ranks are not registered at its server "
+                f"after {age_ns // 10**9} s; it runs uncached until they are",
+            )
 
     def _beat_body(self, live_requests: LiveRequests | None) -> Request:
         if live_requests is None:

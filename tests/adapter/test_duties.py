@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from adapter.duties import PAUSE_NS, Duties
+from adapter.duties import PAUSE_NS, WHOLE_NS, Duties
 from adapter.household import Household
 from adapter.mapper import MapReport, Origin
 from adapter.outbox import EndNotice
@@ -188,3 +188,20 @@ def test_a_farewell_put_off_is_said_again_after_a_pause(bench: Bench) -> None:
     assert due_ns is not None
     bench.duties.ask_to_leave(due_ns)
     assert len(bench.line.bodies(Unregister)) == 1
+
+
+def beat(bench: Bench, at_ns: int, missing: int) -> None:
+    bench.turn(at_ns, live=lambda: [])
+    reply = HeartbeatReply(epoch=ORIGIN.epoch, missing_ranks=missing)
+    bench.line.answer(Heartbeat, reply)
+
+
+def test_ranks_that_stay_away_are_named_once_and_not_at_once(bench: Bench) -> None:
+    beat(bench, 1, 3)
+    beat(bench, WHOLE_NS, 3)
+    assert "ranks_missing" not in bench.house.journal.counters()
+    beat(bench, 2 * WHOLE_NS, 0)
+    assert "ranks_missing" not in bench.house.journal.counters()
+    beat(bench, 3 * WHOLE_NS, 2)
+    beat(bench, 4 * WHOLE_NS, 2)
+    assert bench.house.journal.counters()["ranks_missing"] == 1
