@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import torch
-
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.forward import ForwardEntry, ForwardModel, TokenCell
+from adapter.conformance.host.memory import KvMemory, v1_memory
 from adapter.conformance.host.streams import HostEvent, HostStream
-from adapter.pages import shared_pool
 
 _POISON_BYTE: Final = 0xFF
 _CLOSE_TIMEOUT_S: Final = 10.0
@@ -33,47 +31,51 @@ class Device:
 
     Args:
         model: Runs on the pool.
-        num_blocks: Pages of the pool.
+        memory: All pages, or the number of pages of a shared V1 pool to make.
 
     Attributes:
-        pool: The KV pool tensor, shareable with a server.
+        memory: All pages.
+        pool: What a connector is given: the pool tensor, or the layout of a V2 cache.
         main: Stream M.
         execution: Stream X.
     """
 
-    def __init__(self, model: ForwardModel, num_blocks: int) -> None:
-        shape = model.pool_shape(num_blocks)
-        self.pool = shared_pool(shape.shape, getattr(torch, shape.dtype_name))
-        self._bytes = self.pool.view(torch.uint8).view(num_blocks, -1)
-        self._bytes.fill_(_POISON_BYTE)
+    def __init__(self, model: ForwardModel, memory: KvMemory | int) -> None:
+        if isinstance(memory, int):
+            memory = v1_memory(model, memory, private=False)
+        self.memory = memory
+        self.pool = memory.registered
+        for group in memory.groups:
+            for region in group.regions:
+                region.fill_(_POISON_BYTE)
         self._model = model
-        model.bind_pool(self.pool)
+        model.bind_layers(memory.layers)
         self.main = HostStream("M")
         self.execution = HostStream("X")
         self._copies = HostStream("C")
 
-    def poison(self, blocks: Sequence[int]) -> None:
+    def poison(self, pages: Sequence[Sequence[int]]) -> None:
         """Spoil pages in X's order, before anything later on M (loads) or X.
 
         Args:
-            blocks: Page ids just handed out.
+            pages: Page ids just handed out, per layer group.
         """
-        if not blocks:
+        if not any(pages):
             return
-        ids = list(blocks)
+        ids = [list(group) for group in pages]
         self.execution.enqueue(lambda: self._fill(ids))
         # Nothing on a real host writes here, so a load ordered on M must not race with it.
         self.main.wait_stream(self.execution)
 
     def copy_page(self, source: int, target: int) -> None:
-        """V1's partial-reuse copy: ordered against X, not against M.
+        """V1's partial-reuse copy, in the first group: ordered against X, not against M.
 
         Args:
             source: Page whose beginning matches.
             target: Page just handed out.
         """
         self._copies.wait_stream(self.execution)
-        self._copies.enqueue(lambda: self._copy(source, target))
+        self._copies.enqueue(lambda: self.memory.groups[0].copy(source, target))
         self.execution.wait_stream(self._copies)
 
     def launch(
@@ -127,9 +129,10 @@ class Device:
             timeout_s: Longest wait in seconds.
         """
         memo = self._model.new_memo([0])
-        dummy = ForwardEntry(0, 1, [0], (0,), wants_sample=True, first=True, memo=memo)
+        tables = tuple((0,) for _ in self.memory.groups)
+        dummy = ForwardEntry(0, 1, [0], tables, wants_sample=True, first=True, memo=memo)
         self.launch([dummy], port, layer_hooks=False)
-        self.poison([0])
+        self.poison(tables)
         self.main.synchronize(timeout_s)
 
     def close(self) -> None:
@@ -137,12 +140,9 @@ class Device:
         for stream in (self.main, self.execution, self._copies):
             stream.close(_CLOSE_TIMEOUT_S)
 
-    def _fill(self, ids: list[int]) -> None:
-        for block in ids:
-            self._bytes[block].fill_(_POISON_BYTE)
-
-    def _copy(self, source: int, target: int) -> None:
-        self._bytes[target].copy_(self._bytes[source])
+    def _fill(self, ids: list[list[int]]) -> None:
+        for group, pages in zip(self.memory.groups, ids, strict=True):
+            group.fill(pages, _POISON_BYTE)
 
 
 def _layer_work(model: ForwardModel, layer: int, entries: Sequence[ForwardEntry]) -> Any:

@@ -18,12 +18,14 @@ from pathlib import Path
 import torch
 
 from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.cache import CacheManager, V1Cache
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
 from adapter.conformance.host.executor import Executor
 from adapter.conformance.host.forward import ForwardModel
 from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.llm_args import LlmArgs
+from adapter.conformance.host.memory import v1_memory
 from adapter.conformance.host.model import Transformer
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.requests import (
@@ -92,7 +94,8 @@ class HostEngine:
         self.options = options = settle(llm_args, options or HostOptions())
         cache = llm_args.kv_cache_config
         self.model = model or _read_model(llm_args)
-        self._device = Device(self.model, num_blocks)
+        memory = v1_memory(self.model, num_blocks, private=options.private_pool)
+        self._device = Device(self.model, memory)
         self.pool = self._device.pool
         self.hooks = HookRecorder()
         self.allocator = BlockAllocator(
@@ -101,6 +104,7 @@ class HostEngine:
             reuse=cache.enable_block_reuse,
             partial=cache.enable_partial_reuse,
         )
+        self.cache: CacheManager = V1Cache(self.allocator)
         self._ids = itertools.count(1)
         try:
             self.connector = ConnectorPort.construct(llm_args, self.hooks, options)
@@ -241,7 +245,7 @@ class HostEngine:
             reuse=args.kv_cache_config.enable_block_reuse,
             copy_page=self._device.copy_page,
         )
-        return Executor(scheduler, self.allocator, self.connector, self._device, options)
+        return Executor(scheduler, self.cache, self.connector, self._device, options)
 
     def _check(self, params: RequestParams) -> None:
         if not params.prompt or params.max_new_tokens < 1:

@@ -45,7 +45,8 @@ class ForwardEntry:
         start: Position of the first token computed.
         num_tokens: Tokens computed.
         tokens: Prompt tokens of that range, or the cell of the one token fed back.
-        block_ids: Pages of the request, ordinal order, covering the range.
+        tables: Pages of the request per layer group, ordinal order, covering the range;
+            -1 where a sliding window has none.
         wants_sample: Whether the last token's output is sampled.
         first: Whether everything before ``start`` was loaded or matched, not computed
             by an earlier forward of this request.
@@ -57,7 +58,7 @@ class ForwardEntry:
     start: int
     num_tokens: int
     tokens: Sequence[int] | TokenCell
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     wants_sample: bool
     first: bool
     memo: Any
@@ -69,6 +70,33 @@ class ForwardEntry:
         if isinstance(self.tokens, TokenCell):
             return [self.tokens.get()]
         return self.tokens
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """Where one layer's KV lies, in whatever memory.
+
+    Attributes:
+        group: Layer group, whose page ids it takes.
+        parts: ``kv_factor`` tensors ``[num_pages, elements]``, rows contiguous, possibly
+            strided; row i belongs to page i.
+    """
+
+    group: int
+    parts: tuple[Any, ...]
+
+
+def v1_layers(pool: Any) -> list[LayerPages]:
+    """The layers of a V1 pool tensor: one group.
+
+    Args:
+        pool: As ``PoolShape`` says.
+    """
+    _, num_layers, kv_factor, _ = pool.shape
+    return [
+        LayerPages(0, tuple(pool[:, layer, part] for part in range(kv_factor)))
+        for layer in range(num_layers)
+    ]
 
 
 @dataclass(frozen=True)
@@ -98,8 +126,12 @@ class ForwardModel(Protocol):
     def pool_shape(self, num_blocks: int) -> PoolShape:
         """Shape of a pool of ``num_blocks`` pages."""
 
-    def bind_pool(self, pool: Any) -> None:
-        """Use this tensor as the pool from now on."""
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Attention window of each layer in tokens, 0 for full attention."""
+
+    def bind_layers(self, layers: Sequence[LayerPages]) -> None:
+        """Keep KV there from now on; one entry per layer, shaped as ``pool_shape`` says."""
 
     def new_memo(self, prompt: Sequence[int]) -> Any:
         """Begin the model's memory of one request."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.cache import CacheManager
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
-from adapter.conformance.host.finishing import InFlight
+from adapter.conformance.host.finishing import InFlight, Sample
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import Batch, Scheduled
-from adapter.conformance.host.requests import HostRequest, Phase
+from adapter.conformance.host.requests import Phase
 
 
 class Launcher:
@@ -26,7 +26,7 @@ class Launcher:
 
     Args:
         device: Streams and pool.
-        allocator: Learns which prompts are computed.
+        cache: Learns which prompts are computed.
         port: The connector's layer hooks, callable and ``wait_for_save``.
         options: Version switches.
 
@@ -36,12 +36,12 @@ class Launcher:
     """
 
     def __init__(
-        self, device: Device, allocator: BlockAllocator, port: ConnectorPort, options: HostOptions
+        self, device: Device, cache: CacheManager, port: ConnectorPort, options: HostOptions
     ) -> None:
         self.num_forwards = 0
         self.num_computed_tokens = 0
         self._device = device
-        self._allocator = allocator
+        self._cache = cache
         self._port = port
         self._options = options
 
@@ -68,21 +68,21 @@ class Launcher:
     def sample(self, in_flight: InFlight | None) -> None:
         """Queue the samples of a forward on M; None is no forward."""
         if in_flight is not None:
-            entries = [entry for _, entry, _ in in_flight.samples]
-            cells = [cell for _, _, cell in in_flight.samples]
+            entries = [sample.entry for sample in in_flight.samples]
+            cells = [sample.cell for sample in in_flight.samples]
             in_flight.sampled = self._device.sample(entries, cells)
 
     def _entry(self, scheduled: Scheduled) -> ForwardEntry:
         request, end = scheduled.request, scheduled.start + scheduled.num_tokens
         tokens: Sequence[int] | TokenCell = request.last_cell or ()
         if scheduled.is_context:
-            tokens = request.params.prompt[scheduled.start : end]
+            tokens = request.tokens[scheduled.start : end]
         return ForwardEntry(
             start=scheduled.start,
             num_tokens=scheduled.num_tokens,
             tokens=tokens,
-            block_ids=tuple(request.blocks),
-            wants_sample=end >= request.prompt_len,
+            tables=tuple(tuple(table) for table in request.tables),
+            wants_sample=end >= request.context_len,
             first=scheduled.first_forward,
             memo=request.memo,
         )
@@ -95,18 +95,12 @@ class Launcher:
             self.num_computed_tokens += part.num_tokens
             if part.is_context:
                 request.cursor += part.num_tokens
+                self._cache.store_computed(request)
             if not entry.wants_sample:
                 continue
             if part.is_context:
                 request.phase = Phase.GENERATION
-                self._store_prompt(request)
             request.num_issued += 1
             request.last_cell = TokenCell()
-            in_flight.samples.append((request, entry, request.last_cell))
+            in_flight.samples.append(Sample(request, entry, request.last_cell, request.attempt))
         return in_flight
-
-    def _store_prompt(self, request: HostRequest) -> None:
-        size = self._allocator.tokens_per_block
-        full = request.prompt_len - request.prompt_len % size
-        scope = request.params.reuse_scope()
-        self._allocator.store(scope, request.params.prompt[:full], request.blocks)

@@ -3,9 +3,11 @@
 Batch-invariant by construction: one token at a time, every operation has the
 same shape and the same memory alignment whatever the batch, the chunking or the
 hit, and attention always runs over the padded maximum length with absent
-positions as zeros behind a -inf bias. So logits and KV are equal bit for bit
+positions as zeros behind a -inf bias. KV is rounded to the cache's element type before it
+is used, so a computed token and a loaded one are the same. So logits and KV are equal bit for bit
 (``torch.equal``) however a token came to be computed, and only pages at valid
-positions are ever read: NaN poison in a page that counts as valid shows.
+positions within the window are ever read: NaN poison in a page that counts as valid
+shows, and a page that is needed and absent (-1) raises.
 
 Must not know: requests, the connector, streams. Its steps run on X's thread,
 ``sample`` on M's.
@@ -15,13 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from adapter.conformance.host.forward import ForwardEntry, PoolShape
+from adapter.conformance.host.errors import PageMismatchError
+from adapter.conformance.host.forward import ForwardEntry, LayerPages, PoolShape, v1_layers
 from adapter.conformance.host.weights import FloatArray, ModelConfig
+
+KV_DTYPES: Final = {"auto": "float32", "fp8": "float8_e4m3fn", "bfloat16": "bfloat16"}
+"""``kv_cache_config.dtype`` and the element type of the cache; the model is float32."""
+_FP8_MAX: Final = 448.0
 
 
 @dataclass
@@ -30,7 +37,8 @@ class _Layer:
 
     Attributes:
         qkv: ``[q + k + v + q + k, hidden]``; the last two rows are q and k with
-            their halves swapped and signed, which makes rotary two products.
+            their halves swapped and signed, which makes rotary two products. A latent is
+            k and v in one: no rows for v.
         out: ``[hidden, q]``.
         gate_up: ``[2 * inner, hidden]``.
         down: ``[hidden, inner]``.
@@ -49,17 +57,25 @@ class Transformer:
         config: Geometry.
         weights: float32 arrays by checkpoint name.
         tokens_per_block: Tokens a page holds.
+        kv_dtype: Name of the cache's element type, one of the values of ``KV_DTYPES``.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: dict[str, FloatArray], tokens_per_block: int
+        self,
+        config: ModelConfig,
+        weights: dict[str, FloatArray],
+        tokens_per_block: int,
+        *,
+        kv_dtype: str = "float32",
     ) -> None:
         self.config = config
         self.tokens_per_block = tokens_per_block
         self._padded = -(-config.max_position_embeddings // tokens_per_block) * tokens_per_block
         self._num_kv = config.num_key_value_heads * config.head_dim
         self._qk_sizes = [config.num_attention_heads * config.head_dim, self._num_kv]
-        self._qkv_sizes = [sum(self._qk_sizes), self._num_kv, sum(self._qk_sizes)]
+        self._num_value = self._num_kv if config.kv_factor == 2 else 0
+        self._qkv_sizes = [sum(self._qk_sizes), self._num_value, sum(self._qk_sizes)]
+        self._kv_dtype: torch.dtype = getattr(torch, kv_dtype)
         tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
         self._embed = tensors["model.embed_tokens.weight"]
         head = tensors.get("lm_head.weight", self._embed)
@@ -67,10 +83,8 @@ class Transformer:
         self._layers = [self._fuse(tensors, i) for i in range(config.num_hidden_layers)]
         # Lists of rows: indexing a list is far cheaper than indexing a tensor.
         self._cos, self._sin = (list(table.unbind()) for table in self._rotary())
-        blocked = torch.triu(torch.ones(self._padded, self._padded, dtype=torch.bool), 1)
-        bias = torch.zeros(blocked.shape).masked_fill_(blocked, float("-inf"))
-        self._bias = list(bias.unbind())
-        self._pool: Tensor = torch.empty(0)
+        self._biases = {window: self._bias(window) for window in set(config.windows)}
+        self._pages: list[LayerPages] = []
 
     @property
     def num_layers(self) -> int:
@@ -82,15 +96,28 @@ class Transformer:
         """Longest sequence in tokens."""
         return self.config.max_position_embeddings
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Attention window of each layer in tokens, 0 for full attention."""
+        return self.config.windows
+
     def pool_shape(self, num_blocks: int) -> PoolShape:
         """Shape of the pool, elements laid out (heads, tokens, dim)."""
         elements = self._num_kv * self.tokens_per_block
-        return PoolShape((num_blocks, self.num_layers, 2, elements), "float32")
+        shape = (num_blocks, self.num_layers, self.config.kv_factor, elements)
+        return PoolShape(shape, str(self._kv_dtype).rpartition(".")[2])
 
     def bind_pool(self, pool: Tensor) -> None:
-        """Use ``pool`` (as ``pool_shape`` says) from now on."""
-        heads, dim = self.config.num_key_value_heads, self.config.head_dim
-        self._pool = pool.view(*pool.shape[:3], heads, self.tokens_per_block, dim)
+        """Use the V1 ``pool`` (as ``pool_shape`` says) from now on."""
+        self.bind_layers(v1_layers(pool))
+
+    def bind_layers(self, layers: Sequence[LayerPages]) -> None:
+        """Keep KV there from now on."""
+        inner = (self.config.num_key_value_heads, self.tokens_per_block, self.config.head_dim)
+        self._pages = [
+            LayerPages(layer.group, tuple(part.view(len(part), *inner) for part in layer.parts))
+            for layer in layers
+        ]
 
     def new_memo(self, prompt: Sequence[int]) -> Any:
         """This model remembers nothing outside the pool."""
@@ -105,11 +132,11 @@ class Transformer:
     @torch.inference_mode()
     def layer(self, index: int, entries: Sequence[ForwardEntry]) -> None:
         """Run one layer over each entry, token by token, and write its KV."""
-        weights = self._layers[index]
+        weights, bias = self._layers[index], self._biases[self.config.windows[index]]
         for entry in entries:
             keys, values = self._gather(index, entry)
             entry.state = [
-                self._token(weights, x, entry.start + i, keys, values)
+                self._token(weights, x, entry.start + i, keys, values, bias)
                 for i, x in enumerate(entry.state)
             ]
             self._scatter(index, entry, keys, values)
@@ -125,14 +152,24 @@ class Transformer:
         """The greedy token and its logits ``float32[vocab]``."""
         return int(torch.argmax(entry.output)), entry.output
 
-    def _token(self, w: _Layer, x: Tensor, position: int, keys: Tensor, values: Tensor) -> Tensor:
+    def _token(
+        self,
+        w: _Layer,
+        x: Tensor,
+        position: int,
+        keys: Tensor,
+        values: Tensor,
+        bias: Sequence[Tensor],
+    ) -> Tensor:
         heads, dim = self.config.num_key_value_heads, self.config.head_dim
         plain, value, swapped = torch.mv(w.qkv, self._rms(x)).split(self._qkv_sizes)
         turned = (plain * self._cos[position]).add_(swapped * self._sin[position])
         query, key = turned.split(self._qk_sizes)
+        key = self._rounded(key)
+        value = self._rounded(value) if self._num_value else key
         keys.select(2, position).copy_(key.view(heads, dim))
         values.select(1, position).copy_(value.view(heads, dim))
-        scores = torch.bmm(query.view(heads, -1, dim), keys).add_(self._bias[position])
+        scores = torch.bmm(query.view(heads, -1, dim), keys).add_(bias[position])
         mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
         x = torch.mv(w.out, mixed.view(-1)).add_(x)
         gate, up = torch.mv(w.gate_up, self._rms(x)).split(self.config.intermediate_size)
@@ -142,31 +179,51 @@ class Transformer:
         # The norm's weight is folded into the product that follows.
         return x * torch.dot(x, x).div_(x.numel()).add_(self.config.rms_norm_eps).rsqrt_()
 
+    def _rounded(self, x: Tensor) -> Tensor:
+        # What the cache would give back; beyond its largest value FP8 has only NaN.
+        if self._kv_dtype is torch.float32:
+            return x
+        if self._kv_dtype is torch.float8_e4m3fn:
+            x = x.clamp(-_FP8_MAX, _FP8_MAX)
+        return x.to(self._kv_dtype).float()
+
     def _gather(self, layer: int, entry: ForwardEntry) -> tuple[Tensor, Tensor]:
         # Padded to one length for every entry: equal shapes whatever the context holds.
         heads, dim = self.config.num_key_value_heads, self.config.head_dim
         keys = torch.zeros(heads, dim, self._padded)
         values = torch.zeros(heads, self._padded, dim)
-        size, start = self.tokens_per_block, entry.start
-        num_blocks = -(-start // size)
-        if num_blocks:
-            pages = self._pool[:, layer].index_select(0, torch.tensor(entry.block_ids[:num_blocks]))
-            end = num_blocks * size
-            by_block = keys.view(heads, dim, -1, size)[:, :, :num_blocks]
-            by_block.copy_(pages[:, 0].permute(1, 3, 0, 2))
-            values.view(heads, -1, size, dim)[:, :num_blocks].copy_(pages[:, 1].transpose(0, 1))
-            # What follows in the last page is not computed yet: poison, not context.
-            keys[:, :, start:end] = 0
-            values[:, start:end] = 0
+        size, start, window = self.tokens_per_block, entry.start, self.config.windows[layer]
+        first_seen = max(0, start - window + 1) if window else 0
+        first, last = first_seen // size, -(-start // size)
+        if first < last:
+            pages = self._pages[layer]
+            ids = torch.tensor(self._ids(pages.group, entry, first, last))
+            read = [part.index_select(0, ids).float() for part in pages.parts]
+            by_block = keys.view(heads, dim, -1, size)[:, :, first:last]
+            by_block.copy_(read[0].permute(1, 3, 0, 2))
+            values.view(heads, -1, size, dim)[:, first:last].copy_(read[-1].transpose(0, 1))
+            # What follows in the last page is not computed yet, what precedes the window may
+            # never have been: poison, not context.
+            for begin, end in ((first * size, first_seen), (start, last * size)):
+                keys[:, :, begin:end] = 0
+                values[:, begin:end] = 0
         return keys, values
 
     def _scatter(self, layer: int, entry: ForwardEntry, keys: Tensor, values: Tensor) -> None:
+        pages, size = self._pages[layer], self.tokens_per_block
         for block, first, last in self._segments(entry):
-            size = self.tokens_per_block
-            page = self._pool[entry.block_ids[block], layer]
+            page = self._ids(pages.group, entry, block, block + 1)[0]
             inside = slice(first - block * size, last - block * size)
-            page[0][:, inside] = keys[:, :, first:last].transpose(1, 2)
-            page[1][:, inside] = values[:, first:last]
+            pages.parts[0][page][:, inside] = keys[:, :, first:last].transpose(1, 2)
+            if len(pages.parts) > 1:
+                pages.parts[1][page][:, inside] = values[:, first:last]
+
+    def _ids(self, group: int, entry: ForwardEntry, first: int, last: int) -> Sequence[int]:
+        # -1 is a valid subscript: the pool's last page, some other request's (contract §7).
+        ids = entry.tables[group][first:last]
+        if len(ids) < last - first or min(ids) < 0:
+            raise PageMismatchError(f"blocks {first} to {last} of group {group} need pages: {ids}")
+        return ids
 
     def _segments(self, entry: ForwardEntry) -> Iterator[tuple[int, int, int]]:
         position, end = entry.start, entry.start + entry.num_tokens
@@ -188,7 +245,8 @@ class Transformer:
         }
         query = part["self_attn.q_proj"] * self.config.head_dim**-0.5
         key, value = part["self_attn.k_proj"], part["self_attn.v_proj"]
-        fused = (query, key, value, self._swap_halves(query), self._swap_halves(key))
+        rows = (query, key, value) if self._num_value else (query, key)
+        fused = (*rows, self._swap_halves(query), self._swap_halves(key))
         return _Layer(
             qkv=torch.cat(fused) * part["input_layernorm"],
             out=part["self_attn.o_proj"],
@@ -201,6 +259,14 @@ class Transformer:
         half = self.config.head_dim // 2
         heads = weight.view(-1, 2, half, weight.shape[1])
         return torch.stack((-heads[:, 1], heads[:, 0]), dim=1).reshape(weight.shape)
+
+    def _bias(self, window: int) -> list[Tensor]:
+        """Row p: 0 where position p looks, -inf where it does not."""
+        ones = torch.ones(self._padded, self._padded, dtype=torch.bool)
+        blocked = torch.triu(ones, 1)
+        if window:
+            blocked |= torch.tril(ones, -window)
+        return list(torch.zeros(ones.shape).masked_fill_(blocked, float("-inf")).unbind())
 
     def _rotary(self) -> tuple[Tensor, Tensor]:
         dim, config = self.config.head_dim, self.config

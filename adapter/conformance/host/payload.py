@@ -16,14 +16,12 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from adapter.conformance.host.errors import PageMismatchError
-from adapter.conformance.host.forward import ForwardEntry, PoolShape
-
-_KV_FACTOR: Final = 2
+from adapter.conformance.host.forward import ForwardEntry, LayerPages, PoolShape, v1_layers
 
 
 @dataclass
@@ -44,6 +42,8 @@ class PayloadModel:
         vocab_size: Sampled tokens are below it.
         max_seq_len: Longest sequence in tokens.
         salt: Another salt is another model: other bytes for the same tokens.
+        kv_factor: 2 for K and V, 1 for a latent.
+        windows: Attention window of each layer in tokens, 0 for full; None for all full.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class PayloadModel:
         vocab_size: int = 32000,
         max_seq_len: int = 1 << 18,
         salt: bytes = b"payload",
+        kv_factor: int = 2,
+        windows: Sequence[int] | None = None,
     ) -> None:
         self.tokens_per_block = tokens_per_block
         self.num_verified_pages = 0
@@ -63,7 +65,11 @@ class PayloadModel:
         self._vocab_size = vocab_size
         self._max_seq_len = max_seq_len
         self._salt = salt
-        self._pages = torch.empty(0, dtype=torch.uint8)
+        self._kv_factor = kv_factor
+        self._windows = (0,) * num_layers if windows is None else tuple(windows)
+        if len(self._windows) != num_layers:
+            raise ValueError(f"{len(self._windows)} windows for {num_layers} layers")
+        self._pages: list[LayerPages] = []
 
     @property
     def num_layers(self) -> int:
@@ -78,16 +84,29 @@ class PayloadModel:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page."""
-        return self._num_layers * _KV_FACTOR * self.tokens_per_block * self._bytes_per_token
+        return self._num_layers * self._layer_bytes
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Attention window of each layer in tokens, 0 for full attention."""
+        return self._windows
+
+    @property
+    def _layer_bytes(self) -> int:
+        return self._kv_factor * self.tokens_per_block * self._bytes_per_token
 
     def pool_shape(self, num_blocks: int) -> PoolShape:
         """Shape of the pool: bytes."""
         elements = self.tokens_per_block * self._bytes_per_token
-        return PoolShape((num_blocks, self._num_layers, _KV_FACTOR, elements), "uint8")
+        return PoolShape((num_blocks, self._num_layers, self._kv_factor, elements), "uint8")
 
     def bind_pool(self, pool: Any) -> None:
-        """Use ``pool`` (as ``pool_shape`` says) from now on."""
-        self._pages = pool.view(pool.shape[0], -1)
+        """Use the V1 ``pool`` (as ``pool_shape`` says) from now on."""
+        self.bind_layers(v1_layers(pool))
+
+    def bind_layers(self, layers: Sequence[LayerPages]) -> None:
+        """Keep bytes there from now on."""
+        self._pages = list(layers)
 
     def new_memo(self, prompt: Sequence[int]) -> _Memo:
         """Begin a chain; nothing is hashed before the first forward."""
@@ -110,13 +129,14 @@ class PayloadModel:
 
     def layer(self, index: int, entries: Sequence[ForwardEntry]) -> None:
         """Fill this layer's share of each page completed by the forward."""
-        share = self.page_bytes // self._num_layers
-        part = slice(index * share, (index + 1) * share)
+        pages = self._pages[index]
         for entry in entries:
             first = entry.start // self.tokens_per_block
             last = (entry.start + entry.num_tokens) // self.tokens_per_block
             for block in range(first, last):
-                self._pages[entry.block_ids[block], part] = self._content(entry.memo, block)[part]
+                page, content = self._page(pages, entry, block), self._content(entry.memo, block)
+                for part, data in zip(pages.parts, content[index], strict=True):
+                    part[page] = data
 
     def end(self, entries: Sequence[ForwardEntry]) -> None:
         """The output is a digest of the chain and the tail's tokens."""
@@ -144,7 +164,7 @@ class PayloadModel:
         memo = self.new_memo(tokens)
         num_blocks = len(tokens) // self.tokens_per_block
         self._extend(memo, num_blocks)
-        return bytes(self._content(memo, num_blocks - 1).tolist())
+        return bytes(self._content(memo, num_blocks - 1).flatten().tolist())
 
     def _extend(self, memo: _Memo, num_blocks: int) -> None:
         size = self.tokens_per_block
@@ -155,14 +175,30 @@ class PayloadModel:
             memo.digests.append(hashlib.sha256(parent + tokens).digest())
 
     def _content(self, memo: _Memo, block: int) -> torch.Tensor:
+        """``uint8[num_layers, kv_factor, elements]`` of one block."""
         data = hashlib.shake_128(memo.digests[block]).digest(self.page_bytes)
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return flat.view(self._num_layers, self._kv_factor, -1)
+
+    def _page(self, pages: LayerPages, entry: ForwardEntry, block: int) -> int:
+        # -1 is a valid subscript: the pool's last page, some other request's (contract §7).
+        page = entry.tables[pages.group][block]
+        if page < 0:
+            raise PageMismatchError(f"block {block} of group {pages.group} has no page")
+        return page
 
     def _verify(self, entry: ForwardEntry, memo: _Memo) -> None:
-        for block in range(entry.start // self.tokens_per_block):
-            page = self._pages[entry.block_ids[block]]
-            if not torch.equal(page, self._content(memo, block)):
-                raise PageMismatchError(
-                    f"page {entry.block_ids[block]} does not hold block {block} of its request"
-                )
-            self.num_verified_pages += 1
+        size, num_blocks = self.tokens_per_block, entry.start // self.tokens_per_block
+        contents: dict[int, torch.Tensor] = {}
+        for index, (pages, window) in enumerate(zip(self._pages, self._windows, strict=True)):
+            first_seen = max(0, entry.start - window + 1) if window else 0
+            for block in range(first_seen // size, num_blocks):
+                if block not in contents:
+                    contents[block] = self._content(memo, block)
+                page = self._page(pages, entry, block)
+                for part, data in zip(pages.parts, contents[block][index], strict=True):
+                    if not torch.equal(part[page], data):
+                        raise PageMismatchError(
+                            f"page {page} does not hold block {block} of its request, layer {index}"
+                        )
+        self.num_verified_pages += num_blocks

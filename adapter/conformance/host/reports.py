@@ -47,14 +47,14 @@ class Batch:
         contexts: Requests computing prompt tokens, in schedule order.
         generations: Requests computing one generated token each.
         loading: Requests that start an asynchronous load instead.
-        new_blocks: Pages handed out in this iteration.
+        new_pages: Pages handed out in this iteration, per layer group.
         has_load: Whether the connector was granted tokens in this iteration.
     """
 
     contexts: list[Scheduled] = field(default_factory=list)
     generations: list[Scheduled] = field(default_factory=list)
     loading: list[HostRequest] = field(default_factory=list)
-    new_blocks: list[int] = field(default_factory=list)
+    new_pages: list[list[int]] = field(default_factory=lambda: [[]])
     has_load: bool = False
 
     @property

@@ -140,9 +140,14 @@ class HostRequest:
 
     Attributes:
         tokens: Tokens the host knows: the prompt, then samples it has waited for.
-        blocks: Page ids in ordinal order; empty before allocation and after release.
+        tables: Page ids per layer group in ordinal order, -1 for no page; empty before
+            allocation and after release.
+        context_len: Known tokens to compute as context: the prompt, and after a replay also
+            what was generated before it.
+        attempt: Allocations that died so far; samples of an earlier one do not count.
         cursor: Prompt tokens computed, loaded or matched so far.
         honoured: Tokens honoured from the connector in this iteration.
+        matched_by_connector: V2's honoured count as the connector sees it, None before.
         num_issued: Samples queued so far, known or not.
         last_cell: Where the last queued sample goes.
         saving: Whether ``request_finished`` answered True and saving is not done.
@@ -155,9 +160,12 @@ class HostRequest:
     memo: Any
     phase: Phase = Phase.WAITING
     tokens: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    context_len: int = -1
+    attempt: int = 0
     cursor: int = 0
     honoured: int = 0
+    matched_by_connector: int | None = None
     num_issued: int = 0
     last_cell: TokenCell | None = None
     saving: bool = False
@@ -165,6 +173,20 @@ class HostRequest:
     num_device_tokens: int = 0
     num_loaded_tokens: int = 0
     logits: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """A first attempt computes the prompt."""
+        if self.context_len < 0:
+            self.context_len = self.prompt_len
+
+    @property
+    def blocks(self) -> list[int]:
+        """Page ids of the first (V1: the only) layer group."""
+        return self.tables[0] if self.tables else []
+
+    @blocks.setter
+    def blocks(self, blocks: list[int]) -> None:
+        self.tables = [blocks]
 
     @property
     def prompt_len(self) -> int:

@@ -86,7 +86,7 @@ class BatchScheduler:
             if missing > 0:
                 added = self._allocator.take(missing)
                 request.blocks += added
-                batch.new_blocks += added
+                batch.new_pages[0] += added
             known = len(request.tokens) - 1
             batch.generations.append(
                 Scheduled(request, position, 1, 1, known, is_context=False, first_forward=False)
@@ -127,7 +127,7 @@ class BatchScheduler:
         if allocation.copy_from is not None:
             self._copy_page(allocation.copy_from, to_poison[0])
             to_poison = to_poison[1:]
-        batch.new_blocks += to_poison
+        batch.new_pages[0] += to_poison
         if not self._reuse and self._options.epoch != "E3":
             return  # E1 and E2 never query with reuse off
         count, is_async = self._port.query(request, request.cursor)

@@ -32,6 +32,10 @@ class ModelConfig:
     Attributes:
         max_position_embeddings: Longest sequence in tokens; every attention of
             the model is computed over this padded length.
+        kv_lora_rank: Not 0: the cache holds one latent per token in place of K and V (as in
+            MLA), of ``head_dim = kv_lora_rank + qk_rope_head_dim`` elements.
+        layer_windows: Attention window of each layer in tokens, 0 for full attention; empty
+            for full attention everywhere.
         seed: Seeds the weights; another seed is another model.
     """
 
@@ -46,18 +50,37 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    layer_windows: tuple[int, ...] = ()
     seed: int = 1
 
     def __post_init__(self) -> None:
         """Check what the forward relies on.
 
         Raises:
-            ValueError: If heads do not divide or a rotary dimension is odd.
+            ValueError: If heads do not divide, a rotary dimension is odd, a latent has several
+                heads or another size, or windows do not fit the layers.
         """
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_key_value_heads must divide num_attention_heads")
         if self.head_dim % 2:
             raise ValueError("head_dim must be even for rotary embeddings")
+        latent = self.kv_lora_rank + self.qk_rope_head_dim
+        if self.kv_lora_rank and (self.num_key_value_heads, self.head_dim) != (1, latent):
+            raise ValueError("a latent is one head of kv_lora_rank + qk_rope_head_dim elements")
+        if self.layer_windows and len(self.layer_windows) != self.num_hidden_layers:
+            raise ValueError("layer_windows must name a window for each layer")
+
+    @property
+    def kv_factor(self) -> int:
+        """Tensors of KV per layer: K and V, or one latent."""
+        return 1 if self.kv_lora_rank else 2
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Attention window of each layer in tokens, 0 for full attention."""
+        return self.layer_windows or (0,) * self.num_hidden_layers
 
 
 TINY: Final = ModelConfig()
@@ -72,6 +95,19 @@ WIDE: Final = ModelConfig(
     seed=2,
 )
 """A second geometry: its page is twice the size of ``TINY``'s at equal block size."""
+
+LATENT: Final = ModelConfig(
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=24,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    seed=3,
+)
+"""A latent per token in place of K and V: ``kv_factor`` 1."""
+
+SLIDING: Final = ModelConfig(num_hidden_layers=4, layer_windows=(0, 48, 0, 48), seed=4)
+"""Every second layer sees 48 tokens only: two layer groups in a V2 cache."""
 
 
 def make_weights(config: ModelConfig) -> dict[str, FloatArray]:
@@ -155,7 +191,8 @@ def read_model_dir(path: Path) -> tuple[ModelConfig, dict[str, FloatArray]]:
     """
     document: dict[str, Any] = json.loads((path / "config.json").read_text())
     names = ModelConfig.__dataclass_fields__
-    config = ModelConfig(**{key: value for key, value in document.items() if key in names})
+    fields = {key: value for key, value in document.items() if key in names}
+    config = ModelConfig(**fields | {"layer_windows": tuple(fields.get("layer_windows", ()))})
     return config, _from_safetensors((path / SHARD_NAME).read_bytes())
 
 

@@ -31,7 +31,7 @@ def no_connector() -> ConnectorPort:
 
 def entry(device: Device) -> ForwardEntry:
     memo = device._model.new_memo(TOKENS)
-    return ForwardEntry(0, 10, TOKENS, (3, 2, 1), True, True, memo)
+    return ForwardEntry(0, 10, TOKENS, ((3, 2, 1),), True, True, memo)
 
 
 def test_the_pool_is_shareable_and_starts_poisoned(device: Device) -> None:
@@ -70,7 +70,7 @@ def test_poison_waits_for_queued_forwards_and_loads_wait_for_poison(device: Devi
     device.launch([entry(device)], no_connector(), layer_hooks=True)
     device.execution.enqueue(lambda: seen.append(bool((device.pool[3] == 0xFF).all())))
     device.execution.enqueue(lambda: gate.wait(WAIT_S))
-    device.poison([3])
+    device.poison([[3]])
     device.main.enqueue(lambda: seen.append(bool((device.pool[3] == 0xFF).all())))
     gate.set()
     device.main.synchronize(WAIT_S)

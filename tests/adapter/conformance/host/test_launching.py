@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("torch")
 
 from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.cache import V1Cache
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
 from adapter.conformance.host.finishing import InFlight
@@ -50,7 +51,7 @@ class Setting:
         self.pages = BlockAllocator(8, 4, reuse=True, partial=True)
         made = HostOptions(**options)
         port = ConnectorPort(object(), worker, HookRecorder(), made)
-        self.launcher = Launcher(self.device, self.pages, port, made)
+        self.launcher = Launcher(self.device, V1Cache(self.pages), port, made)
         params = RequestParams(tuple(range(10)), 4)
         memo = self.model.new_memo(params.prompt)
         self.request = HostRequest(1, params, RequestHandle(1), memo, tokens=list(params.prompt))

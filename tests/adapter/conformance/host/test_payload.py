@@ -32,7 +32,7 @@ def entry(
     model: PayloadModel, start: int, end: int, blocks: list[int], memo: Any = None
 ) -> ForwardEntry:
     memo = memo or model.new_memo(TOKENS)
-    return ForwardEntry(start, end - start, TOKENS[start:end], tuple(blocks), True, True, memo)
+    return ForwardEntry(start, end - start, TOKENS[start:end], (tuple(blocks),), True, True, memo)
 
 
 def test_pages_and_samples_depend_on_the_chain_alone() -> None:
@@ -78,7 +78,7 @@ def test_generated_tokens_extend_the_chain() -> None:
     while len(tokens) < 17:
         cell = TokenCell()
         cell.token = tokens[-1]
-        fed = ForwardEntry(len(tokens) - 1, 1, cell, (0, 1, 2, 3, 4), True, False, memo)
+        fed = ForwardEntry(len(tokens) - 1, 1, cell, ((0, 1, 2, 3, 4),), True, False, memo)
         tokens += run(model, fed)
     assert bytes(pool[3].flatten().tolist()) == model.expected_page(tokens[:16])
 
