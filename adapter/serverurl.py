@@ -93,7 +93,8 @@ def check_url(url: str, source: str) -> ServerUrl:
     try:
         return ServerUrl(endpoint.parse(url).url, source)
     except ConfigError as error:
-        raise ConfigError(error.code, f"{source}: {error.message}", **error.detail) from error
+        text = f"{source}: {error.message}, or {EMBEDDED_URL} for a server of the engine's own"
+        raise ConfigError(error.code, text, **error.detail) from error
 
 
 def _url_of_file(path: str) -> ServerUrl | None:

@@ -40,6 +40,21 @@ def test_numbers_out_of_range(name: str, bad: str, unit: str) -> None:
     assert ".." in caught.value.message
 
 
+def test_load_modes_are_named() -> None:
+    environ = {"TRTLLM_KVKEEP_SERVER_URL": "tcp://localhost:1"}
+    assert read_settings(Args(), environ).load_mode == "auto"
+    environ[config.ENV_LOAD_MODE] = " Layerwise"
+    assert read_settings(Args(), environ).load_mode == "layerwise"
+    environ[config.ENV_LOAD_MODE] = "fast"
+    with pytest.raises(ConfigError, match="auto, sync, async, layerwise") as caught:
+        read_settings(Args(), environ)
+    assert config.ENV_LOAD_MODE in caught.value.message
+
+
+def test_embedded_mode_is_a_valid_url() -> None:
+    assert make_kv_connector_config("inproc://").server_url == "inproc://"
+
+
 def test_weights_epoch_has_a_bound() -> None:
     environ = {config.ENV_WEIGHTS_EPOCH: "x" * 513, "TRTLLM_KVKEEP_SERVER_URL": "tcp://localhost:1"}
     with pytest.raises(ConfigError, match=config.ENV_WEIGHTS_EPOCH):

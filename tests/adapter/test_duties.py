@@ -191,7 +191,7 @@ def test_a_farewell_put_off_is_said_again_after_a_pause(bench: Bench) -> None:
 
 
 def beat(bench: Bench, at_ns: int, missing: int) -> None:
-    bench.turn(at_ns, live=lambda: [])
+    bench.turn(at_ns, live=list)
     reply = HeartbeatReply(epoch=ORIGIN.epoch, missing_ranks=missing)
     bench.line.answer(Heartbeat, reply)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from adapter.enrolment import DUPLICATE_NS, RETRY_FIRST_NS, Enrolment, PoolFd, Registration, Stage
 from protocol.errors import ErrorCode, KvkeepError, ReplyError, UnreachableError
-from protocol.layout import MemfdMemory
+from protocol.layout import MemfdMemory, RingMemory
 from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Request, Unregister
 from protocol.side import PoolOffer, SideError
 from tests.adapter.linking import make_pool, shard_pool
@@ -91,6 +92,15 @@ def test_offer_accept_ask_reply() -> None:
     peer.answer(REPLY)
     assert stage(enrolment) == Stage.ENROLLED
     assert enrolment.reply == REPLY
+
+
+def test_a_ring_is_registered_as_one() -> None:
+    enrolment, peer = begin()
+    enrolment.registration = replace(enrolment.registration, is_ring=True)
+    enrolment.turn(0)
+    accepted(enrolment, peer)
+    offer, _ = peer.offers[0]
+    assert peer.asked[0].memory == RingMemory(pool=offer.pool, size_bytes=offer.size_bytes)
 
 
 def test_a_reader_offers_nothing() -> None:

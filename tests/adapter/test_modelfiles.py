@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapter.modelfiles import elements_per_token, find_model, stable_text
+from adapter.modelfiles import elements_per_token, find_model, has_latent, stable_text
 
 
 def write(folder: Path, weights: bytes = b"w" * 300_000, config: Any = None) -> Path:
@@ -82,6 +82,20 @@ def test_hub_models_are_found_by_commit(tmp_path: Path) -> None:
 )
 def test_elements_per_token(config: dict[str, Any], kv_factor: int, width: int) -> None:
     assert elements_per_token(config, kv_factor) == width
+
+
+def test_ranks_split_the_heads_down_to_one_each() -> None:  # host contract §12.14
+    config = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+    assert [elements_per_token(config, 2, ranks) for ranks in (1, 2, 4)] == [128, 64, 64]
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert elements_per_token(latent, 1, 4) == 576
+    assert elements_per_token({}, 2, 4) == 0
+
+
+def test_models_with_a_latent() -> None:
+    assert has_latent({"kv_lora_rank": 512})
+    assert has_latent({"text_config": {"num_attention_heads": 4, "kv_lora_rank": 8}})
+    assert not has_latent({"num_attention_heads": 8})
 
 
 class Algorithm(enum.Enum):

@@ -12,6 +12,7 @@ from adapter.serverurl import (
     ENV_LMCACHE_FILE,
     ENV_LMCACHE_URL,
     ENV_SERVER_URL,
+    check_url,
     read_file,
     read_flat_yaml,
     resolve_server_url,
@@ -46,6 +47,16 @@ def test_default_without_any_setting(tmp_path: Path) -> None:
     found = resolve_server_url(object(), {"XDG_RUNTIME_DIR": str(tmp_path)})
     assert found.source == "default"
     assert found.url == f"ipc://{tmp_path}/kvkeep/kvkeep.sock"
+
+
+def test_embedded_mode_has_one_spelling() -> None:
+    found = resolve_server_url(url_args(" inproc:// "), {})
+    assert (found.url, found.is_embedded) == ("inproc://", True)
+    assert resolve_server_url(object(), {ENV_SERVER_URL: "inproc://"}).is_embedded
+    assert not check_url("tcp://localhost:1", "test").is_embedded
+    for wrong in ("inproc://x", "inproc:", "INPROC://"):
+        with pytest.raises(ConfigError, match="or inproc:// for"):
+            check_url(wrong, "test")
 
 
 @pytest.mark.parametrize(

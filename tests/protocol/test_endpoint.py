@@ -34,6 +34,7 @@ def test_valid_urls_have_one_normal_form(url: str, normal: str) -> None:
         ("/run/kvkeep.sock", "no scheme"),
         ("http://localhost:5555", "scheme 'http'"),
         ("inproc://x", "embedded mode"),
+        ("inproc://", "for engines only"),
         ("ipc://relative/path", "absolute"),
         ("ipc://", "absolute"),
         ("ipc:///folder/", "no file"),

@@ -1,0 +1,210 @@
+"""A private server lives exactly as long as the engine that started it, and leaves nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapter import embedded
+from adapter.embedded import Place, PrivateServer, place_for, server_environ, sweep
+from adapter.journal import Journal
+from protocol import endpoint
+from tests.adapter.linking import joined_link
+from tests.adapter.responder import until
+
+ENVIRON = {**os.environ, f"{embedded.SETTINGS_PREFIX}L1_SIZE": "16M"}
+JOURNAL = Journal(logging.getLogger("kvkeep.test"))
+SERVERS: list[PrivateServer] = []
+
+
+def private(place: Place, journal: Journal = JOURNAL, **environ: str) -> PrivateServer:
+    """A server that ends with the test whatever happens."""
+    SERVERS.append(PrivateServer(place, journal, ENVIRON | environ))
+    return SERVERS[-1]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> Iterator[Place]:
+    monkeypatch.setattr("tempfile.tempdir", str(short_dir))
+    found = place_for(False, 0)
+    yield found
+    for server in SERVERS:
+        server.close(5)
+    SERVERS.clear()
+    assert not os.path.exists(found.arena)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def serving(server: PrivateServer, place: Place) -> int:
+    until(lambda: os.path.exists(place.url.removeprefix("ipc://")), 30)
+    pid = server.pid
+    assert pid is not None
+    return pid
+
+
+def test_an_engine_is_served_and_nothing_stays(place: Place) -> None:
+    server = private(place)
+    begin_s = time.monotonic()
+    server.start()
+    assert time.monotonic() - begin_s < 0.05
+    with joined_link(place.url):
+        pid = serving(server, place)
+        assert os.stat(place.folder).st_mode & 0o777 == 0o700
+        assert os.path.isdir(place.arena)
+    server.close(5)
+    assert is_gone(pid)
+    assert not os.path.exists(place.folder)
+    server.close(5)
+
+
+def test_the_servers_settings_are_heard(place: Place) -> None:
+    # 16 MiB of extents of 1 MiB: told by the length of the first one.
+    server = private(place, KVKEEP_EXTENT_SIZE="1M", KVKEEP_ENDPOINT="not to be heard")
+    server.start()
+    with joined_link(place.url):
+        extents = [path for path in Path(place.arena).iterdir() if path.stat().st_size > 4096]
+        assert extents
+        assert all(900_000 < path.stat().st_size <= 1 << 20 for path in extents)
+    server.close(5)
+
+
+def test_a_server_that_ends_is_started_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_PAUSE_FIRST_S", 0.05)
+    journal = Journal(logging.getLogger("kvkeep.test"))
+    server = private(place, journal)
+    server.start()
+    first = serving(server, place)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: server.pid not in (None, first), 30)
+    with joined_link(place.url):
+        assert journal.counters()["inproc_exits"] == 1
+    server.close(5)
+
+
+def test_a_server_that_does_not_end_is_killed(place: Place) -> None:
+    server = private(place)
+    server.start()
+    pid = serving(server, place)
+    os.kill(pid, signal.SIGSTOP)
+    begin_s = time.monotonic()
+    server.close(0.3)
+    assert time.monotonic() - begin_s < 5
+    assert is_gone(pid)
+    assert not os.path.exists(place.folder)
+
+
+def test_closing_at_once_starts_nothing(place: Place) -> None:
+    server = private(place)
+    server.close(5)
+    server.start()
+    server.close(5)
+    assert server.pid is None
+
+
+ENGINE = """
+import logging, os, sys, time
+from adapter.embedded import Place, PrivateServer
+from adapter.journal import Journal
+server = PrivateServer(
+    Place(sys.argv[1], sys.argv[2], True), Journal(logging.getLogger()), os.environ
+)
+server.start()
+while server.pid is None:
+    time.sleep(0.01)
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_killed_with_its_engine(place: Place) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, place.folder, place.arena],
+        stdout=subprocess.PIPE,
+        env=server_environ(ENVIRON),
+    )
+    try:
+        assert engine.stdout is not None
+        pid = int(engine.stdout.readline())
+        until(lambda: os.path.exists(place.url.removeprefix("ipc://")), 30)
+    finally:
+        engine.kill()
+        engine.wait()
+        if engine.stdout is not None:
+            engine.stdout.close()
+    until(lambda: is_gone(pid), 15)
+    until(lambda: not os.path.exists(place.arena), 15)
+    # The empty folder goes with the next private server's start.
+    assert sweep(Path(place.folder).parent, min_age_s=0) == 1
+    assert not os.path.exists(place.folder)
+
+
+def test_a_child_whose_engine_is_gone_ends_at_once() -> None:
+    with pytest.raises(SystemExit, match="ended before"):
+        run_main_in_a_child("1")
+
+
+def run_main_in_a_child(parent_pid: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "adapter.embedded", parent_pid, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=server_environ(os.environ),
+    )
+    if result.returncode:
+        raise SystemExit(result.stderr)
+
+
+def test_sweeping_spares_the_living_and_the_young(place: Place, short_dir: Path) -> None:
+    server = private(place)
+    server.start()
+    serving(server, place)
+    dead = Path(f"{short_dir}/kvkeep-inproc-{os.geteuid()}-1-2-dead")
+    dead.mkdir()
+    (dead / "s.lock").touch()
+    assert sweep(short_dir) == 0
+    assert sweep(short_dir, min_age_s=0) == 1
+    assert not dead.exists()
+    assert os.path.exists(place.url.removeprefix("ipc://"))
+    server.close(5)
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_dir))
+    first, second = place_for(False, 0), place_for(False, 0)
+    assert first.folder != second.folder
+    assert first.is_ours
+    # Ranks of attention data parallelism were started by one process and meet without a word.
+    leader, other = place_for(True, 0), place_for(True, 1)
+    assert leader.url == other.url
+    assert (leader.is_ours, other.is_ours) == (True, False)
+    monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 90)
+    assert place_for(False, 0).folder.startswith("/tmp/")
+    for place in (first, leader, place_for(True, 3)):
+        assert endpoint.parse(place.url).url == place.url
+
+
+def test_the_environment_of_the_child() -> None:
+    found = server_environ(
+        {"TRTLLM_KVKEEP_INPROC_L1_SIZE": "1G", "KVKEEP_ENDPOINT": "x", "PYTHONPATH": "/a", "B": "c"}
+    )
+    assert found["KVKEEP_L1_SIZE"] == "1G"
+    assert "KVKEEP_ENDPOINT" not in found
+    home, other = found["PYTHONPATH"].split(os.pathsep)
+    assert (Path(home) / "protocol").is_dir()
+    assert (other, found["B"]) == ("/a", "c")
