@@ -1,8 +1,8 @@
 """The connector's worker side: fills pages before a forward, and lets the saver know what ran.
 
-Loads are synchronous and pulled from this process's own mapping; saves are only noted here and
-done by the saver's thread. The one thing that raises out of a hook is a load that failed, for no
-token may be computed on pages that were not filled (design rule 2).
+Loads are pulled from this process's own mapping; saves are only noted here and done by the saver's
+thread. The one thing that raises out of a hook is a load that failed, for no token may be computed
+on pages that were not filled (design rule 2).
 
 Must not know: tokens, hashes, how the server is reached. Runs in: the executor's thread
 (construction and registration in others). Source: host contract §3 to §5, §10.
@@ -10,32 +10,35 @@ Must not know: tokens, hashes, how the server is reached. Runs in: the executor'
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from adapter.copy import LoadError, load_pages
+from adapter.copy import LoadError
+from adapter.device import capture_device
 from adapter.engine import Engine, Running, engine_for
-from adapter.identity import PoolShape, UncachedError, derive
+from adapter.layouts import read_layout
 from adapter.link import Link
-from adapter.metadata import ConnectorMetadata, LoadOrder
-from adapter.pages import SharedPool, find_pool
+from adapter.loader import Loader
+from adapter.loadmode import LoadMode
+from adapter.loads import Loads
+from adapter.metadata import ConnectorMetadata
+from adapter.pagememory import PageMemory
+from adapter.poolshape import CacheShape, read_tensor
+from adapter.refusals import UncachedError
 from adapter.saveentry import LostMark, Mark
-from adapter.saver import Saver
 from adapter.trtllm_api import KvCacheConnectorWorker
 from protocol.errors import ConfigError, ErrorCode
-from protocol.ids import Epoch, LeaseId
-from protocol.layout import SLOT_DTYPE, Region, ShardPool
 
-_MAX_DONE_LOADS: Final = 4096
+_CLOSE_S: Final = 2.0
+_NOTHING: Final = ConnectorMetadata(0)
 
 
 class KvkeepConnectorWorker(KvCacheConnectorWorker):
-    """Shares the engine's pool with the node's kvkeep server and copies hits into it."""
+    """Shares the engine's pages with the node's kvkeep server and copies hits into them."""
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         """Reads the settings and meets the scheduler.
@@ -49,11 +52,11 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         super().__init__(llm_args)
         self._engine: Engine = engine_for(llm_args, "worker", self)
         self._running: Running | None = None
-        self._saver: Saver | None = None
-        self._pool: SharedPool | None = None
-        self._pool_bytes: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        self._loads: Loads | None = None
+        self._enter_device: Callable[[], None] = _stay
         self._mark: Mark | None = None
-        self._done_loads: OrderedDict[bytes, None] = OrderedDict()
+        self._by_layer = False
+        self._loader: Loader | None = None
 
     @property
     def link(self) -> Link | None:
@@ -63,11 +66,13 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
     # --- bring-up ---
 
     def register_forward_pass_callable(self) -> Callable[..., Any] | None:
-        """Nothing needs to run after each forward."""
+        """What runs after each forward: a look at its layer hooks, if loads may rely on them."""
+        if self._engine.settings.load_mode == LoadMode.LAYERWISE.value:
+            return self._forward_done
         return None
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
-        """Takes the final pool: shared memory is registered, anything else runs uncached.
+        """Takes the final pool of the first cache manager.
 
         Args:
             kv_cache_tensor: ``[num_blocks, num_layers, kv_factor, elements]``.
@@ -76,54 +81,49 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         Raises:
             ConfigError: the chunk size does not fit the block size; valid sizes are named.
         """
+        self._register(read_tensor, kv_cache_tensor)
+
+    def register_kv_cache_layout(self, layout: Any) -> None:
+        """Takes the final cache of the second cache manager.
+
+        Args:
+            layout: of the cache. Source: host contract §7, V2.
+
+        Raises:
+            ConfigError: as for ``register_kv_caches``.
+        """
+        self._register(read_layout, layout)
+
+    def _register(self, read: Callable[[Any], tuple[CacheShape, PageMemory]], cache: Any) -> None:
+        engine = self._engine
         try:
-            self._register(kv_cache_tensor)
+            self._enter_device = capture_device()
+            engine.register(*read(cache))
+            self._look()
         except ConfigError:
             raise
         except UncachedError as error:
-            self._engine.run_uncached(str(error))
+            engine.run_uncached(str(error))
         except Exception as error:  # noqa: BLE001 - the engine serves without a cache
-            self._engine.run_uncached(f"the pool could not be registered: {error!r}")
+            engine.run_uncached(f"the pool could not be registered: {error!r}")
 
-    def register_kv_cache_layout(self, layout: Any) -> None:
-        """What hosts with the second cache manager call instead: such engines run uncached.
-
-        Without this the host's default raises for some layouts, which would end the start-up.
-
-        Args:
-            layout: of the pool. Source: host contract §7, V2.
-        """
-        self._engine.run_uncached(
-            "KV cache manager V2 is not supported by this version; set "
-            "kv_cache_config.use_kv_cache_manager_v2=False"
-        )
-
-    def _register(self, tensor: Any) -> None:
-        engine = self._engine
-        if engine.running is not None:
-            engine.run_uncached("a second pool was registered")
+    def _look(self) -> None:
+        """Takes note of the registered engine; on some ranks it appears in some iteration."""
+        running = self._engine.running
+        if running is None or running is self._running:
             return
-        shape = PoolShape.of(tensor)
-        pool = find_pool(shape.address, shape.num_bytes) if shape.device == "cpu" else None
-        if pool is None:
-            raise UncachedError(
-                f"this memory ({shape.device}) cannot be shared; host memory from "
-                "adapter.pages.shared_pool can"
+        self._running = running
+        self._by_layer = running.load_mode is LoadMode.LAYERWISE
+        if self._loader is None:
+            self._loader = Loader(self._enter_device)
+            self._engine.at_close(partial(self._loader.stop, _CLOSE_S))
+            self._loads = Loads(
+                running.memory,
+                running.geometry,
+                self._engine.journal,
+                self._loader,
+                self._by_layer,
             )
-        namespace, geometry = derive(engine.llm_args, shape, engine.settings, os.environ)
-        offset = shape.address - pool.address
-        region = Region(
-            offset_bytes=offset, size_bytes=shape.page_bytes, stride_bytes=shape.page_bytes
-        )
-        shard = ShardPool(shard=0, num_pages=shape.num_pages, regions=(region,))
-        self._pool = pool
-        self._pool_bytes = pool.view[offset : offset + shape.num_bytes]
-
-        def register(link: Link) -> None:
-            link.register(namespace, 0, pool.fd, pool.num_bytes, (shard,))
-
-        self._running = engine.bring_up(geometry, register)
-        self._saver = self._running.saver
 
     # --- iterations ---
 
@@ -134,18 +134,22 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             metadata: of this iteration's ``build_connector_meta``.
         """
         super().bind_connector_meta(metadata)
-        if self._saver is None or not isinstance(metadata, ConnectorMetadata):
+        if not isinstance(metadata, ConnectorMetadata):
             return
         try:
-            self._saver.bound(metadata, self._mark)
+            self._engine.follow(metadata.engine)
+            self._look()
+            if self._running is not None:
+                self._running.saver.bound(metadata, self._mark)
         except Exception as error:  # noqa: BLE001 - every save was withdrawn with it
             self._engine.journal.report("bind_errors", f"kvkeep: saves are off: {error!r}")
             self._engine.run_uncached(f"an iteration was not understood: {error!r}")
 
     def start_load_kv(self, stream: Any) -> None:
-        """Copies this iteration's hits into their pages, complete on return.
+        """Begins this iteration's loads; those that the forward needs are complete on return.
 
-        Idempotent: a load that is done is not repeated, for its pages may be computed on by then.
+        Only where the forward is known to ask for each layer may its loads go on beside it.
+        Idempotent: a load that was begun is not repeated, for its pages may be computed on by then.
 
         Args:
             stream: the engine's main stream (M).
@@ -153,65 +157,78 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         Raises:
             LoadError: promised tokens could not be loaded.
         """
-        metadata, running = self.get_connector_meta(), self._running
+        metadata, running, loads = self.get_connector_meta(), self._running, self._loads
         if not isinstance(metadata, ConnectorMetadata):
-            return
-        orders = [order for order in metadata.loads if order.lease not in self._done_loads]
-        if running is None:
-            if orders:
-                raise LoadError(ErrorCode.INTERNAL, "a load was promised without a pool")
-            return
-        try:
-            if metadata.failure:
-                raise LoadError(ErrorCode.INTERNAL, metadata.failure)
-            if orders:
-                _wait_for_earlier_work(stream)
-            for order in orders:
-                self._load(order, running)
-        finally:
-            for order in orders:
-                running.link.release(LeaseId(order.lease))
-
-    def _load(self, order: LoadOrder, running: Running) -> None:
-        page_bytes = running.geometry.page_bytes
-        slots = np.frombuffer(order.slots, dtype=SLOT_DTYPE).reshape(-1, order.num_shards)
-        pages = order.pages.astype(np.int64)
-        offsets = np.where(pages < 0, -1, pages * page_bytes)
-        num_bytes = load_pages(
-            running.link.extents,
-            Epoch(order.epoch),
-            np.ascontiguousarray(slots[:, 0]),
-            self._pool_bytes,
-            offsets,
-            page_bytes,
-        )
-        self._done_loads[order.lease] = None
-        while len(self._done_loads) > _MAX_DONE_LOADS:
-            self._done_loads.popitem(last=False)
-        self._engine.journal.count("bytes_loaded", num_bytes)
-        self._engine.journal.count("pages_loaded", int(np.count_nonzero(pages >= 0)))
+            metadata = _NOTHING
+        with self._loud():
+            if running is not None and loads is not None:
+                loads.begin(metadata, running.link, partial(_record, stream))
+            elif metadata.failure or metadata.loads:
+                why = metadata.failure or "a load was promised without a pool"
+                raise LoadError(ErrorCode.INTERNAL, why)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-        """Nothing to wait for: loads were complete before the forward."""
+        """Waits until a layer's bytes are there, where loads go on beside the forward.
+
+        Args:
+            layer_idx: model layer, whose attention is about to be launched.
+            stream: of the forward (X); what it gets after this is ordered behind the bytes.
+
+        Raises:
+            LoadError: they did not come.
+        """
+        if self._by_layer and self._loads is not None:
+            with self._loud():
+                self._loads.wait_for_layer(int(layer_idx))
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
-        """Nothing to do per layer: whole pages are pulled later."""
+        """Has a layer's new bytes staged as soon as its work is done, in the layer-wise mode.
+
+        Args:
+            layer_idx: model layer, whose work was just launched.
+            stream: of the forward (X).
+        """
+        running = self._running
+        if not self._by_layer or running is None:
+            return
+        try:
+            metadata = self.get_connector_meta()
+            if isinstance(metadata, ConnectorMetadata) and metadata.may_fire:
+                running.saver.layer_done(int(layer_idx), _record(stream))
+        except Exception as error:  # noqa: BLE001 - the pages are read whole, later
+            self._engine.journal.report("layer_marks_lost", f"kvkeep: {error!r}")
+
+    def _forward_done(self, *_: Any, **__: Any) -> None:
+        """The forward callable. It also runs in warm-up, when nothing is loaded.
+
+        Raises:
+            LoadError: the forward did not wait for what it read.
+        """
+        if self._loads is not None:
+            with self._loud():
+                self._loads.check_hooks()
 
     def wait_for_save(self, stream: Any) -> None:
         """Marks the point behind the forward just launched; does not wait.
 
         Args:
             stream: the engine's main stream (M). Source: host contract §5.
+
+        Raises:
+            LoadError: the forward did not wait for what it read.
         """
-        if self._saver is None:
+        running, loads = self._running, self._loads
+        if running is None or loads is None:
             return
+        with self._loud():
+            loads.launched()
         try:
-            record = getattr(stream, "record_event", None)
-            self._mark = record() if record is not None else None
+            self._mark = _record(stream)
         except Exception as error:  # noqa: BLE001 - raising here would fail the whole batch
             # The mark before this one says nothing of the forward just launched.
             self._mark = LostMark(error)
             self._engine.journal.report("marks_lost", f"kvkeep: a save is dropped: {error!r}")
+        running.saver.launched()
 
     def get_finished(
         self, finished_gen_req_ids: Sequence[int], started_loading_req_ids: Sequence[int]
@@ -220,21 +237,41 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
 
         Args:
             finished_gen_req_ids: requests whose pages the host keeps for our saves, each once.
-            started_loading_req_ids: asynchronous loads; there are none.
+            started_loading_req_ids: requests that wait outside the batch from now on, each once.
 
         Returns:
-            Ids whose pages the host may have back, each once; ids that were loaded (none).
+            Ids whose pages the host may have back, and ids whose pages are filled; each once.
+
+        Raises:
+            LoadError: a load in the background failed.
         """
-        saver = self._saver
-        if saver is None:
-            return list(finished_gen_req_ids), []
+        running, loads = self._running, self._loads
+        if running is None or loads is None:
+            return list(finished_gen_req_ids), list(started_loading_req_ids)
         if finished_gen_req_ids:
-            saver.finished(finished_gen_req_ids, self._mark)
-        return saver.take_saved(), []
+            running.saver.finished(finished_gen_req_ids, self._mark)
+        with self._loud():
+            loaded = loads.take_arrived(started_loading_req_ids)
+        return running.saver.take_saved(), loaded
+
+    @contextmanager
+    def _loud(self) -> Iterator[None]:
+        """A failed load ends caching as well.
+
+        Should the host survive it, what it computed on those pages must reach nobody else.
+        """
+        try:
+            yield
+        except LoadError as error:
+            self._engine.journal.count("loads_failed")
+            self._engine.run_uncached(f"a load failed: {error}")
+            raise
 
     def shutdown(self) -> None:
-        """Unregisters in bounded time, where the host calls it (E4)."""
+        """Stops loads and unregisters, in bounded time, where the host calls it (E4)."""
         self._running = None
+        if self._loader is not None:
+            self._loader.stop(_CLOSE_S)
         self._engine.close()
 
     def counters(self) -> dict[str, int]:
@@ -247,11 +284,11 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         return counts
 
 
-def _wait_for_earlier_work(stream: Any) -> None:
-    """Waits until forwards queued before have passed: recycled pages may still be theirs.
-
-    Source: host contract rule 5; on host memory the copy is not stream-ordered by itself.
-    """
+def _record(stream: Any) -> Mark | None:
+    """The present end of a stream; None where there are no streams, and so nothing runs."""
     record = getattr(stream, "record_event", None)
-    if record is not None:
-        record().synchronize()
+    return None if record is None else record()
+
+
+def _stay() -> None:
+    """Before registration there is no device to enter."""
