@@ -67,9 +67,9 @@ class LoadOrder:
         epoch: of the server that named the slots.
         slots: SLOT_DTYPE[num_chunks * num_shards] as bytes, chunk-major.
         num_shards: shards per chunk.
-        pages: int32[num_groups, num_chunks, chunk_blocks], -1 for pages outside the load range (they
-            are shared with running requests or computed by this one; host contract rule 4) or
-            outside a window.
+        pages: int32[num_groups, num_chunks, chunk_blocks], -1 for pages outside the load range
+            (they are shared with running requests or computed by this one; host contract rule 4)
+            or outside a window, in which case the slot is not to be looked at.
         is_async: the request waits outside the batch; its completion is reported by id.
     """
 
@@ -102,8 +102,9 @@ class ConnectorMetadata:
 
     Attributes:
         iteration: 1 and up, one more per call of ``build_connector_meta``.
-        new_pages: for each group int32[n], pages handed out since the last iteration, device-matched
-            ones not; empty for none in any group.
+        new_pages: for each group int32[n], pages handed out since the last iteration, device-
+            matched ones not, and pages that left a sliding window, which the host may hand out unseen;
+            empty for none in any group.
         alive: int64[r], our numbers of the requests in this batch.
         valid_chunks: int32[r], whole chunks of each that were computed, or queued to be computed,
             before this iteration's forward.

@@ -13,13 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+from numpy.typing import NDArray
 
 from adapter.channel import Channel
-from adapter.identity import Geometry
+from adapter.geometry import Geometry
 from adapter.link import Joined, Link
 from adapter.promises import LoadWindow, Offer
 from adapter.requeststate import RequestState
+from adapter.windows import loadable_stop
 from protocol import limits
 from protocol.errors import (
     ErrorCode,
@@ -104,15 +107,23 @@ class Answer:
 class OfferDesk:
     """Makes offers for requests."""
 
-    def __init__(self, link: Link, geometry: Geometry, budget: IterationBudget) -> None:
+    def __init__(
+        self,
+        link: Link,
+        geometry: Geometry,
+        budget: IterationBudget,
+        is_divisible: bool = False,
+    ) -> None:
         """Connects at the first question, in the thread that asks it.
 
         Args:
             link: to the server.
             geometry: block and chunk sizes.
             budget: of the iteration.
+            is_divisible: whether the host may take any leading part of an offer.
         """
         self._link = link
+        self._is_divisible = is_divisible
         self._geometry = geometry
         self._budget = budget
         self._channel: Channel | None = None
@@ -159,13 +170,12 @@ class OfferDesk:
             finally:
                 self._in_use.release()
 
-    def ask(self, state: RequestState, window: LoadWindow, num_computed: int) -> Answer:
+    def ask(self, state: RequestState, window: LoadWindow) -> Answer:
         """Looks a request up and retrieves what may be promised.
 
         Args:
             state: hashed; ``asked`` is set before the first message.
             window: what could be loaded at most.
-            num_computed: tokens matched on the device.
 
         Returns:
             The answer; never raises for anything the server does.
@@ -178,7 +188,7 @@ class OfferDesk:
         self._begin_s = self._budget.now_s()
         try:
             with self._in_use:
-                return self._ask(joined, state, window, num_computed)
+                return self._ask(joined, state, window)
         except UnreachableError as error:
             self._budget.exhaust()
             return Answer(why=f"no answer: {error.message}")
@@ -189,9 +199,7 @@ class OfferDesk:
         finally:
             self._budget.spend_since(self._begin_s)
 
-    def _ask(
-        self, joined: Joined, state: RequestState, window: LoadWindow, num_computed: int
-    ) -> Answer:
+    def _ask(self, joined: Joined, state: RequestState, window: LoadWindow) -> Answer:
         chunk = self._geometry.chunk_blocks
         num_chunks = min(window.num_chunks, joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE)
         state.asked = True
@@ -217,21 +225,17 @@ class OfferDesk:
             stop_chunk = first_chunk + most
             stop_block = stop_chunk * chunk
         lease = LeaseId(found.lease)
-        offer = self._retrieve(joined, lease, first_chunk, stop_chunk, num_computed, stop_block)
+        offer = self._retrieve(joined, lease, window.first_block, stop_block)
         if offer is None:
-            return Answer(ready, None, "an extent is not mapped any more")
+            return Answer(ready, None, "not all of it can be read any more")
         return Answer(ready, offer)
 
     def _retrieve(
-        self,
-        joined: Joined,
-        lease: LeaseId,
-        first_chunk: int,
-        stop_chunk: int,
-        num_computed: int,
-        stop_block: int,
+        self, joined: Joined, lease: LeaseId, first_block: int, stop_block: int
     ) -> Offer | None:
-        count = stop_chunk - first_chunk
+        chunk = self._geometry.chunk_blocks
+        first_chunk = first_block // chunk
+        count = -(-stop_block // chunk) - first_chunk
         try:
             reply = self._call(
                 joined,
@@ -239,24 +243,52 @@ class OfferDesk:
                 RetrieveReply,
             )
             slots = unpack_slots(reply.slots, count, reply.num_shards)
-            mine = list(joined.namespace.shards_of_rank(joined.rank))
-            # Not np.unique: its first call imports for tens of milliseconds.
-            extents = set(slots["extent"][:, mine].ravel().tolist())
-            table = self._link.extents
-            if all(table.get(number, joined.epoch) is not None for number in extents):
-                return Offer(
-                    lease=lease,
-                    epoch=joined.epoch,
-                    first_chunk=first_chunk,
-                    slots=slots,
-                    start_tokens=num_computed,
-                    end_tokens=stop_block * self._geometry.tokens_per_block,
-                )
+            offer = self._offer(joined, lease, slots, first_block, stop_block)
+            if offer is not None:
+                return offer
         except KvkeepError:
             self._link.release(lease, all_readers=True)  # it may have been retrieved all the same
             raise
         self._link.release(lease, all_readers=True)
         return None
+
+    def _offer(
+        self,
+        joined: Joined,
+        lease: LeaseId,
+        slots: NDArray[Any],
+        first_block: int,
+        stop_block: int,
+    ) -> Offer | None:
+        """What may be promised of the retrieved chunks; gives back what lies behind it."""
+        geometry, namespace = self._geometry, joined.namespace
+        if slots.shape[1] != namespace.num_shards:
+            raise ReplyMalformedError(
+                ErrorCode.MALFORMED, f"{slots.shape[1]} shards came of {namespace.num_shards}"
+            )
+        windows = [
+            namespace.groups[namespace.group_of(shard)].window_tokens
+            for shard in range(namespace.num_shards)
+        ]
+        stop = loadable_stop(slots, windows, first_block, stop_block, geometry, self._is_divisible)
+        # Not np.unique: its first call imports for tens of milliseconds.
+        mine = slots[:, list(geometry.shards)]
+        is_held = (mine["extent"] != 0) | (mine["generation"] != 0)
+        extents = set(mine["extent"][is_held].tolist())
+        table = self._link.extents
+        if stop <= first_block or any(
+            table.get(number, joined.epoch) is None for number in extents
+        ):
+            return None
+        size = geometry.tokens_per_block
+        first_chunk = first_block // geometry.chunk_blocks
+        offer = Offer(
+            lease, joined.epoch, first_chunk, slots, first_block * size, stop_block * size
+        ).shorter(stop * size, geometry)
+        if len(offer.slots) < len(slots):
+            behind = first_chunk + len(offer.slots)
+            self._link.release(lease, behind, len(slots) - len(offer.slots), all_readers=True)
+        return offer
 
     def _end(self, state: RequestState) -> None:
         self._link.end_request(state.key)

@@ -6,12 +6,12 @@ executor's thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-from adapter.identity import Geometry
+from adapter.geometry import Geometry
 from protocol.ids import Epoch, LeaseId
 
 
@@ -26,6 +26,7 @@ class Offer:
         slots: SLOT_DTYPE[num_chunks, num_shards].
         start_tokens: where the load begins: the device match at the time of the answer.
         end_tokens: where it ends; both are whole blocks.
+        is_async: the engine was told that the request has to wait for it.
     """
 
     lease: LeaseId
@@ -34,11 +35,37 @@ class Offer:
     slots: NDArray[Any]
     start_tokens: int
     end_tokens: int
+    is_async: bool = False
 
     @property
     def num_tokens(self) -> int:
         """Tokens promised."""
         return self.end_tokens - self.start_tokens
+
+    def later(self, start_tokens: int, geometry: Geometry) -> Offer:
+        """The part from a later block on.
+
+        Args:
+            start_tokens: whole blocks, before the end.
+            geometry: block and chunk sizes.
+        """
+        first = max(self.first_chunk, start_tokens // geometry.chunk_tokens)
+        return replace(
+            self,
+            first_chunk=first,
+            slots=self.slots[first - self.first_chunk :],
+            start_tokens=start_tokens,
+        )
+
+    def shorter(self, end_tokens: int, geometry: Geometry) -> Offer:
+        """The part up to an earlier end.
+
+        Args:
+            end_tokens: whole blocks, behind the start.
+            geometry: block and chunk sizes.
+        """
+        stop = -(-end_tokens // geometry.chunk_tokens)
+        return replace(self, slots=self.slots[: stop - self.first_chunk], end_tokens=end_tokens)
 
 
 @dataclass(frozen=True)

@@ -8,27 +8,51 @@ sockets, streams. Runs in: the executor's thread, inside ``build_connector_meta`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from adapter.identity import Geometry
-from adapter.metadata import ConnectorMetadata, LastWord, LoadOrder, SaveNames
+from adapter.geometry import Geometry
+from adapter.metadata import ConnectorMetadata, LoadOrder, SaveNames
+from adapter.naming import name_chunks
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 
 
 @dataclass
 class _Draft:
-    """Metadata in the making."""
+    """Metadata in the making.
 
-    new_pages: list[int] = field(default_factory=list)
+    Attributes:
+        is_sliding: whether any group has a window, so that pages leave while a request lives.
+    """
+
+    geometry: Geometry
+    is_sliding: bool
+    new_pages: list[list[int]]
     alive: list[int] = field(default_factory=list)
     valid: list[int] = field(default_factory=list)
     names: list[SaveNames] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    may_fire: bool = False
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> _Draft:
+        """An empty one."""
+        is_sliding = any(group.window_tokens for group in geometry.groups)
+        return cls(geometry, is_sliding, [[] for _ in geometry.groups])
+
+    def hand_out(self, pages: Sequence[Sequence[int]], first_new: int) -> None:
+        """Notes pages that changed hands: those behind the device match.
+
+        Args:
+            pages: for each group, by ordinal.
+            first_new: the first block that was not matched; a partly matched one is new.
+        """
+        for known, group in zip(self.new_pages, pages, strict=True):
+            known += [page for page in group[first_new:] if page >= 0]
 
 
 def build_metadata(
@@ -38,41 +62,55 @@ def build_metadata(
 
     Args:
         table: all requests; updated.
-        output: the host's report; may be empty.
+        output: the host's report; may be empty, or None.
         iteration: 1 and up.
         now_s: monotonic clock, seconds.
 
     Returns:
         What the workers are to do.
     """
-    draft = _Draft()
-    for report in output.new_requests:
-        _take_new(table, report, iteration, now_s, draft)
-    _take_cached(table, output.cached_requests, iteration, now_s, draft)
+    draft = _Draft.of(table.geometry)
+    if output is not None:
+        for report in output.new_requests:
+            _take_new(table, report, iteration, now_s, draft)
+        _take_cached(table, output.cached_requests, iteration, now_s, draft)
     for state in table.unreported():
-        if state.allocated and state.seen_iteration == iteration:
-            # Not in the batch yet, but its pages may be written from now on.
-            draft.new_pages += [page for page in state.pages if page >= 0]
+        _take_waiting(table, state, iteration, draft)
     table.expire(iteration, now_s)
+    new_pages = [np.array(pages, dtype=np.int32) for pages in draft.new_pages]
     return ConnectorMetadata(
         iteration=iteration,
-        new_pages=np.array(draft.new_pages, dtype=np.int32),
+        new_pages=tuple(new_pages) if any(pages.size for pages in new_pages) else (),
         alive=np.array(draft.alive, dtype=np.int64),
         valid_chunks=np.array(draft.valid, dtype=np.int32),
         names=tuple(draft.names),
         loads=tuple(draft.loads),
         ended=np.array(table.take_ended(), dtype=np.int64),
+        may_fire=draft.may_fire,
         failure="; ".join(draft.failures),
     )
+
+
+def _take_waiting(table: RequestTable, state: RequestState, iteration: int, draft: _Draft) -> None:
+    """A request that has no report: not in the batch yet, or waiting for its load."""
+    if not state.allocated:
+        return
+    if state.seen_iteration == iteration:  # its pages may be written from now on
+        draft.hand_out(state.pages, state.matched_tokens // draft.geometry.tokens_per_block)
+    offer = state.offer
+    if offer is not None and offer.is_async and _order_load(table, state, draft):
+        state.loading = (offer.start_tokens, offer.end_tokens)
 
 
 def _take_new(
     table: RequestTable, report: Any, iteration: int, now_s: float, draft: _Draft
 ) -> None:
-    geometry = table.geometry
-    matched = max(0, int(report.computed_position))
-    pages = [int(page) for page in report.new_block_ids]
-    draft.new_pages += _handed_out(pages, matched // geometry.tokens_per_block)
+    geometry = draft.geometry
+    computed, scheduled = int(report.computed_position), int(report.num_scheduled_tokens)
+    matched = max(0, computed)
+    draft.may_fire |= scheduled >= 2
+    pages = reported_pages(report, geometry.num_groups)
+    draft.hand_out(pages, matched // geometry.tokens_per_block)
     state = table.find(int(report.request_id))
     if state is None or state.finished:
         return  # never queried nor allocated through us: its scope is unknown, so it is not saved
@@ -82,13 +120,14 @@ def _take_new(
         return
     state.seen_iteration, state.seen_s = iteration, now_s
     table.begin(state, pages)
-    loaded = _take_offer(table, state, int(report.computed_position), draft)
+    loaded = _take_offer(table, state, computed, draft)
     if report.new_tokens != state.tokens and list(report.new_tokens) != state.tokens:
-        if not loaded:
-            table.drop(state)
-            return
-        draft.failures.append(f"request {report.request_id} was reported with other tokens")
-    _advance(state, matched + loaded, int(report.num_scheduled_tokens), geometry, draft)
+        stop = matched + loaded
+        if (loaded or state.loading) and list(report.new_tokens[:stop]) != state.tokens[:stop]:
+            draft.failures.append(f"request {report.request_id} was reported with other tokens")
+        table.drop(state)
+        return
+    _advance(table, state, matched + loaded, scheduled, draft)
 
 
 def _take_offer(
@@ -109,97 +148,89 @@ def _take_offer(
         )
         table.withdraw(state)
         return 0
+    # It is in the batch, so it cannot wait for its load, whatever it was told.
+    state.offer = replace(offer, is_async=False)
+    return offer.num_tokens if _order_load(table, state, draft) else 0
+
+
+def _order_load(table: RequestTable, state: RequestState, draft: _Draft) -> bool:
+    """Hands an offer to the workers; says why where that is impossible."""
+    offer = state.offer
+    if offer is None:
+        return False
     try:
-        draft.loads.append(state.load_order(offer, table.geometry))
+        draft.loads.append(state.load_order(offer, draft.geometry))
     except ValueError as error:
         draft.failures.append(f"request {state.facts.request_id}: {error}")
         table.withdraw(state)
-        return 0
+        return False
     state.offer = None
-    return offer.num_tokens
+    return True
 
 
 def _take_cached(
     table: RequestTable, reports: Sequence[Any], iteration: int, now_s: float, draft: _Draft
 ) -> None:
     # Runs for every generating request in every iteration.
-    geometry, find = table.geometry, table.find
+    find, num_groups = table.find, draft.geometry.num_groups
     for report in reports:
-        pages = report.new_block_ids
-        if pages:
-            pages = [int(page) for page in pages]
-            draft.new_pages += _handed_out(pages, 0)
+        pages = None
+        if report.new_block_ids or (num_groups > 1 and report.new_block_ids_by_layer_group):
+            pages = reported_pages(report, num_groups)
+            draft.hand_out(pages, 0)
         state = find(report.request_id)
         if state is None or state.finished or not state.reported:
             continue
         state.seen_iteration, state.seen_s = iteration, now_s
         if pages:
-            state.pages += pages
+            for known, more in zip(state.pages, pages, strict=True):
+                known += more
         state.tokens += report.new_tokens
-        computed = int(report.computed_position)
-        _advance(state, max(0, computed), int(report.num_scheduled_tokens), geometry, draft)
+        computed, scheduled = int(report.computed_position), int(report.num_scheduled_tokens)
+        if scheduled >= 2 and computed < state.prompt_tokens - 1:
+            draft.may_fire = True
+        _advance(table, state, max(0, computed), scheduled, draft)
 
 
 def _advance(
-    state: RequestState, before: int, scheduled: int, geometry: Geometry, draft: _Draft
+    table: RequestTable, state: RequestState, before: int, scheduled: int, draft: _Draft
 ) -> None:
     """Notes how far a request is computed, and names what this forward will complete.
 
     ``before`` tokens are valid before the forward (a lower bound for generating requests, whose
-    position is one behind under overlap), and no more than all known ones after it. Source: host
-    contract §3, "Positions".
+    position is behind under overlap, by no more than what is scheduled), and no more than all
+    known ones after it. Source: host contract §3, "Positions".
     """
-    known = len(state.tokens)
+    geometry, known = draft.geometry, len(state.tokens)
     draft.alive.append(state.key)
     draft.valid.append(min(before, known) // geometry.chunk_tokens)
+    if draft.is_sliding:
+        is_context = before < state.prompt_tokens - 1
+        state.leave_windows(before if is_context else before + scheduled, geometry, draft.new_pages)
     after = min(before + scheduled, known) // geometry.chunk_tokens
     if after > state.named_chunks:
-        names = _name(state, after, geometry)
+        if table.is_drafting:
+            after = min(after, state.prompt_tokens // geometry.chunk_tokens)
+        names = name_chunks(state, after, geometry)
         if names is not None:
             draft.names.append(names)
 
 
-def last_word(state: RequestState, tokens: Sequence[int], geometry: Geometry) -> LastWord:
-    """What is computed of a request that finished, and what no report has named.
-
-    The token sampled last was never fed. Under overlap the reports lag behind, so a block that the
-    last forward completed may be named here first. Source: host contract §3, "Positions".
+def reported_pages(report: Any, num_groups: int) -> list[list[int]]:
+    """The pages of a report by layer group.
 
     Args:
-        state: of the request; takes in the tokens that were not reported.
-        tokens: all of its tokens now.
-        geometry: block and chunk sizes.
+        report: the host's; with several groups its flat list is empty (host contract §7).
+        num_groups: of the cache.
+
+    Raises:
+        ValueError: another number of groups.
     """
-    state.tokens += tokens[len(state.tokens) :]
-    valid = max(0, len(tokens) - 1) // geometry.chunk_tokens
-    return LastWord(valid, _name(state, valid, geometry))
-
-
-def _name(state: RequestState, after: int, geometry: Geometry) -> SaveNames | None:
-    """Names the chunks before ``after`` that were not named yet."""
-    chunk = geometry.chunk_blocks
-    if state.chain is None or after <= state.named_chunks:
-        return None
-    hashed = state.extend_chain() // chunk
-    start, stop = state.named_chunks, min(after, hashed, len(state.pages) // chunk)
-    pages = np.array(state.pages[start * chunk : stop * chunk], dtype=np.int32)
-    missing = np.flatnonzero(pages < 0)
-    if missing.size:  # no page there (host contract rule 11): nothing behind it can be saved
-        stop = start + int(missing[0]) // chunk
-        pages = pages[: (stop - start) * chunk]
-    if stop <= start:
-        return None
-    state.named_chunks = stop
-    return SaveNames(
-        request_id=state.facts.request_id,
-        key=state.key,
-        first_chunk=start,
-        parent=state.parent_key(start, chunk),
-        keys=state.chunk_keys(start, stop, chunk),
-        pages=pages,
-    )
-
-
-def _handed_out(pages: Sequence[int], first_new: int) -> list[int]:
-    """Pages that changed hands: all behind the device match, a partly matched one included."""
-    return [page for page in pages[first_new:] if page >= 0]
+    if num_groups == 1:
+        return [[int(page) for page in report.new_block_ids]]
+    groups = report.new_block_ids_by_layer_group
+    if not groups:
+        return [[] for _ in range(num_groups)]
+    if len(groups) != num_groups:
+        raise ValueError(f"{len(groups)} layer groups were reported, there are {num_groups}")
+    return [[int(page) for page in group] for group in groups]

@@ -12,8 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from adapter.identity import Geometry
-from adapter.promises import Offer
+from adapter.geometry import Geometry
 from adapter.requeststate import RequestFacts, RequestState
 from protocol.ids import LeaseId, RequestKey
 from protocol.keys import BlockHashChain
@@ -46,13 +45,16 @@ class Returns:
 class RequestTable:
     """All requests of one scheduler."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, is_drafting: bool = False) -> None:
         """Starts empty.
 
         Args:
             geometry: block and chunk sizes.
+            is_drafting: whether rejected drafts may shrink a request's pages unseen, so that those
+                behind its prompt are known only at its end.
         """
         self.geometry = geometry
+        self.is_drafting = is_drafting
         self.returns = Returns()
         self.ended: list[int] = []
         self._states: dict[int, RequestState] = {}
@@ -74,12 +76,12 @@ class RequestTable:
         """Requests that no report has named yet; only these can have offers."""
         return list(self._unreported.values())
 
-    def begin(self, state: RequestState, pages: list[int]) -> None:
+    def begin(self, state: RequestState, pages: list[list[int]]) -> None:
         """The host reported a request: from now on only deltas come.
 
         Args:
             state: not reported before.
-            pages: of the whole prompt, by ordinal.
+            pages: for each layer group, by ordinal.
         """
         state.begin(pages)
         self._unreported.pop(state.key, None)
@@ -124,7 +126,8 @@ class RequestTable:
             chain = BlockHashChain.start(facts.scope, self.geometry.tokens_per_block)
         key = RequestKey(self._next_key)
         self._next_key += 1
-        state = RequestState(key, facts, chain, len(facts.tokens), facts.tokens)
+        pages: list[list[int]] = [[] for _ in self.geometry.groups]
+        state = RequestState(key, facts, chain, len(facts.tokens), facts.tokens, pages)
         state.extend_chain()
         self._states[facts.request_id] = state
         self._live[key] = self._unreported[key] = state
@@ -144,23 +147,50 @@ class RequestTable:
         offer = state.offer
         if offer is None:
             return 0
-        size, chunk = self.geometry.tokens_per_block, self.geometry.chunk_blocks
+        size = self.geometry.tokens_per_block
         if num_computed % size or not offer.start_tokens <= num_computed < offer.end_tokens:
             self.withdraw(state)
             return 0
-        surplus = num_computed // size // chunk - offer.first_chunk
-        if surplus > 0:
+        state.offer = offer.later(num_computed, self.geometry)
+        surplus = state.offer.first_chunk - offer.first_chunk
+        if surplus:
             self.returns.releases.append((offer.lease, offer.first_chunk, surplus))
-        surplus = max(0, surplus)
-        state.offer = Offer(
-            lease=offer.lease,
-            epoch=offer.epoch,
-            first_chunk=offer.first_chunk + surplus,
-            slots=offer.slots[surplus:],
-            start_tokens=num_computed,
-            end_tokens=offer.end_tokens,
-        )
         return state.offer.num_tokens
+
+    def shorten(self, state: RequestState, end_tokens: int) -> None:
+        """The host takes up less of an offer than was promised: gives back what lies behind.
+
+        Args:
+            state: with or without an offer.
+            end_tokens: where the load is to end; inside a block, that block is loaded too, for it
+                is the request's own and is computed from there on.
+        """
+        offer, size = state.offer, self.geometry.tokens_per_block
+        if offer is None or end_tokens >= offer.end_tokens:
+            return
+        if end_tokens <= offer.start_tokens:
+            self.withdraw(state)
+            return
+        state.offer = offer.shorter(-(-end_tokens // size) * size, self.geometry)
+        kept, had = len(state.offer.slots), len(offer.slots)
+        if kept < had:
+            self.returns.releases.append((offer.lease, offer.first_chunk + kept, had - kept))
+
+    def cancel(self, state: RequestState, start_tokens: int, end_tokens: int) -> None:
+        """The host will not take up a range of an offer: gives it back (E4).
+
+        Args:
+            state: with or without an offer; one that was handed to the workers is theirs.
+            start_tokens: of the range.
+            end_tokens: of the range.
+        """
+        offer = state.offer
+        if offer is None or end_tokens <= offer.start_tokens or start_tokens >= offer.end_tokens:
+            return
+        if start_tokens > offer.start_tokens or end_tokens >= offer.end_tokens:
+            self.shorten(state, start_tokens)
+        else:
+            self.narrow(state, end_tokens)
 
     def withdraw(self, state: RequestState) -> None:
         """Gives an offer back that no worker has heard of."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adapter.identity import Geometry
+from adapter.geometry import Geometry
 from adapter.metadata import LoadOrder
 from adapter.promises import Offer
+from adapter.windows import first_needed, num_left
 from protocol.ids import RequestKey
 from protocol.keys import BlockHashChain, MediaItem, ReuseScope, chunk_key_blob
 
@@ -46,8 +47,11 @@ class RequestState:
         chain: hashes of its blocks; None when it bypasses the cache.
         prompt_tokens: length of the prompt.
         tokens: prompt and generated tokens, as far as reported.
-        pages: page ids by block ordinal, as far as reported.
+        pages: for each layer group, page ids by block ordinal, as far as reported; -1 for none.
+        num_left: by layer group, leading blocks that left its sliding window.
+        matched_tokens: the device match at the last query; 0 without one.
         offer: promised, not loaded yet.
+        loading: tokens from and to which an asynchronous load was ordered.
         asked: a LOOKUP was sent under its key.
         allocated: the host gave it pages after the last query.
         reported: it was in a SchedulerOutput.
@@ -62,8 +66,11 @@ class RequestState:
     chain: BlockHashChain | None
     prompt_tokens: int
     tokens: list[int]
-    pages: list[int] = field(default_factory=list)
+    pages: list[list[int]] = field(default_factory=list)
+    num_left: dict[int, int] = field(default_factory=dict)
+    matched_tokens: int = 0
     offer: Offer | None = None
+    loading: tuple[int, int] | None = None
     asked: bool = False
     allocated: bool = False
     reported: bool = False
@@ -72,11 +79,11 @@ class RequestState:
     seen_iteration: int = 0
     seen_s: float = 0.0
 
-    def begin(self, pages: list[int]) -> None:
+    def begin(self, pages: list[list[int]]) -> None:
         """The host reported the request: from now on only deltas come.
 
         Args:
-            pages: of the whole prompt, by ordinal.
+            pages: for each layer group, by ordinal, as far as the host allocated them.
         """
         self.reported, self.pages = True, pages
         self.facts = replace(self.facts, tokens=[])  # compared no more, and grown in ``tokens``
@@ -106,6 +113,26 @@ class RequestState:
             return b""
         return self.chain.key(chunk * chunk_blocks - 1)
 
+    def leave_windows(self, next_tokens: int, geometry: Geometry, gone: list[list[int]]) -> None:
+        """Lets go of pages that the host may have taken back behind a sliding window.
+
+        Args:
+            next_tokens: the position that is computed next, or a later one.
+            geometry: block size and windows.
+            gone: for each group, takes the pages.
+        """
+        for at, group in enumerate(geometry.groups):
+            if not group.window_tokens:
+                continue
+            pages, first = self.pages[at], self.num_left.get(at, 0)
+            stop = num_left(next_tokens, group.window_tokens, geometry.tokens_per_block)
+            stop = min(stop, len(pages))
+            for block in range(first, stop):
+                if pages[block] >= 0:
+                    gone[at].append(pages[block])
+                    pages[block] = -1
+            self.num_left[at] = max(first, stop)
+
     def load_order(self, offer: Offer, geometry: Geometry) -> LoadOrder:
         """The offer as instructions for the workers.
 
@@ -114,19 +141,24 @@ class RequestState:
             geometry: block and chunk sizes.
 
         Returns:
-            Pages exactly for the blocks of the promised range.
+            Pages exactly for the blocks of the promised range; in groups with a window, for those
+            that reach into the window before its end and have a page.
 
         Raises:
             ValueError: the host reported fewer pages than it was promised tokens.
         """
         size, chunk = geometry.tokens_per_block, geometry.chunk_blocks
         first, stop = offer.start_tokens // size, offer.end_tokens // size
-        if len(self.pages) < stop or min(self.pages[first:stop], default=-1) < 0:
-            raise ValueError(f"{stop} blocks were promised, pages are known for {len(self.pages)}")
         num_chunks, num_shards = offer.slots.shape
-        pages = np.full(num_chunks * chunk, -1, dtype=np.int32)
-        at = first - offer.first_chunk * chunk
-        pages[at : at + stop - first] = self.pages[first:stop]
+        pages = np.full((geometry.num_groups, num_chunks * chunk), -1, dtype=np.int32)
+        base = offer.first_chunk * chunk
+        for group, known, row in zip(geometry.groups, self.pages, pages, strict=True):
+            begin = max(first, first_needed(offer.end_tokens, group.window_tokens, size))
+            if len(known) < stop or (
+                not group.window_tokens and min(known[begin:stop], default=0) < 0
+            ):
+                raise ValueError(f"{stop} blocks were promised, pages are known for {len(known)}")
+            row[begin - base : stop - base] = known[begin:stop]
         return LoadOrder(
             request_id=self.facts.request_id,
             key=self.key,
@@ -134,5 +166,6 @@ class RequestState:
             epoch=offer.epoch,
             slots=offer.slots.tobytes(),
             num_shards=num_shards,
-            pages=pages.reshape(num_chunks, chunk),
+            pages=pages.reshape(geometry.num_groups, num_chunks, chunk),
+            is_async=offer.is_async,
         )

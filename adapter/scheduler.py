@@ -13,14 +13,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from adapter.allotment import groups_of, why_misfit
 from adapter.engine import LOGGER, Engine, Running, engine_for
 from adapter.facts import facts_of
+from adapter.loadmode import LoadMode
 from adapter.metadata import ConnectorMetadata
+from adapter.naming import last_word
 from adapter.offers import Answer, IterationBudget, OfferDesk
 from adapter.promises import load_window
-from adapter.reports import build_metadata, last_word
+from adapter.reports import build_metadata
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.trtllm_api import KvCacheConnectorScheduler
@@ -28,11 +32,20 @@ from adapter.trtllm_api import KvCacheConnectorScheduler
 INITIALIZATION_S: Final = 2.0
 """Longest wait for the first registration at bring-up; the engine starts uncached without it."""
 
-_MAX_DRAFT_TOKENS: Final = 64
+_NO_PARTIAL_REUSE: Final = (
+    "kvkeep: a prompt's device match ended inside a block, so nothing is loaded for it; set "
+    "kv_cache_config.enable_partial_reuse=False to have such prompts loaded"
+)
 
 
 class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
-    """Answers the host's scheduler from the node's kvkeep server."""
+    """Answers the host's scheduler from the node's kvkeep server.
+
+    Attributes:
+        supports_attention_dp: one of these runs on every rank then, each an engine of its own.
+    """
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         """Reads the settings and meets the worker.
@@ -51,6 +64,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self._desk: OfferDesk | None = None
         self._iteration = 1
         self._partial_match_in = 0
+        self._said_partial = False
         self._broken_promise = ""
 
     # --- hooks ---
@@ -73,17 +87,19 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """Tokens promised beyond the device match; always loaded synchronously.
+        """Tokens promised beyond the device match.
 
         Args:
             request: the host's request.
             num_computed_tokens: tokens matched on the device.
 
         Returns:
-            Whole blocks, at least one token of the prompt left to compute; False.
+            Whole blocks, at least one token of the prompt left to compute; whether the request has
+            to wait for them outside the batch, which is never so for none.
         """
         try:
-            return self._query(request, int(num_computed_tokens)), False
+            num_tokens = self._query(request, int(num_computed_tokens))
+            return num_tokens, num_tokens > 0 and self._is_async
         except Exception as error:  # noqa: BLE001 - a miss, whatever it was
             self._swallowed("query", error)
             self._forget(request)
@@ -97,24 +113,29 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             block_ids: page ids by block ordinal, device-matched ones included.
         """
         try:
-            self._allocated(request, block_ids)
+            self._allocated(request, (block_ids,))
         except Exception as error:  # noqa: BLE001 - the pages come again with the report
             self._swallowed("alloc", error)
 
     def update_state_after_alloc_by_layer_group(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> None:
-        """The same where the host reports per layer group; one group is understood."""
+        """The same where the host reports per layer group.
+
+        Args:
+            request: the host's request.
+            block_ids: for each group, page ids by block ordinal; -1 in place for none.
+        """
         try:
-            self._allocated(request, _only_group(block_ids))
-        except Exception as error:  # noqa: BLE001 - several groups are not cached
+            self._allocated(request, block_ids)
+        except Exception as error:  # noqa: BLE001 - the pages come again with the report
             self._swallowed("alloc", error)
 
     def build_connector_meta(self, scheduler_output: Any) -> ConnectorMetadata:
         """Turns the host's report into instructions for the workers.
 
         Args:
-            scheduler_output: the batch; may be empty.
+            scheduler_output: the batch; may be empty, or None.
 
         Returns:
             Metadata; its ``failure`` is set when a promise cannot be kept.
@@ -122,11 +143,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         iteration, now_s = self._iteration, time.monotonic()
         self._iteration += 1
         self._budget.refill()
-        table = self._table
+        table, card = self._table, self._engine.card
         if table is None:
-            return ConnectorMetadata(iteration)
+            return ConnectorMetadata(iteration, engine=card)
         if self._broken_promise:
-            return ConnectorMetadata(iteration, failure=self._broken_promise)
+            return ConnectorMetadata(iteration, engine=card, failure=self._broken_promise)
         has_offers = any(state.offer is not None for state in table.unreported())
         try:
             metadata = build_metadata(table, scheduler_output, iteration, now_s)
@@ -136,7 +157,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             failure = f"the load could not be planned: {error!r}" if has_offers else ""
             metadata = ConnectorMetadata(iteration, failure=failure)
         self._send_returns()
-        return metadata
+        return metadata if card is None else replace(metadata, engine=card)
 
     def request_finished(self, request: Any, cache_block_ids: Sequence[int]) -> bool:
         """Whether the pages are to be kept until the workers report the request as saved.
@@ -149,7 +170,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             True at most once per request (P19).
         """
         try:
-            return self._finished(request, cache_block_ids)
+            return self._finished(request, (cache_block_ids,))
         except Exception as error:  # noqa: BLE001 - its saves are dropped
             self._swallowed("finished", error)
             return False
@@ -157,12 +178,49 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
     def request_finished_by_layer_group(
         self, request: Any, cache_block_ids: Sequence[Sequence[int]]
     ) -> bool:
-        """The same where the host reports per layer group; one group is understood."""
+        """The same where the host reports per layer group.
+
+        Args:
+            request: the host's request.
+            cache_block_ids: for each group; the outer list is empty when no pages are left.
+
+        Returns:
+            True at most once per request.
+        """
         try:
-            return self._finished(request, _only_group(cache_block_ids))
+            return self._finished(request, cache_block_ids)
         except Exception as error:  # noqa: BLE001 - its saves are dropped
             self._swallowed("finished", error)
             return False
+
+    def cancel_load(self, request: Any, start: int, end: int) -> None:
+        """The host will not take up tokens that it was offered (E4).
+
+        A load that was ordered goes on and is reported all the same.
+
+        Args:
+            request: the host's request.
+            start: first token of the range.
+            end: behind its last.
+        """
+        try:
+            state = self._state_of(request)
+            if state is not None and self._table is not None:
+                self._table.cancel(state, int(start), int(end))
+                self._send_returns()
+        except Exception as error:  # noqa: BLE001 - the offer is given back when it expires
+            self._swallowed("cancel", error)
+
+    def request_reset(self, request: Any) -> None:
+        """The request lost its pages and will come again under the same id (E4).
+
+        Args:
+            request: the host's request.
+        """
+        try:
+            self._forget(request)
+        except Exception as error:  # noqa: BLE001 - the next query begins anew anyway
+            self._swallowed("reset", error)
 
     def shutdown(self) -> None:
         """Unregisters in bounded time, where the host calls it (E4)."""
@@ -175,11 +233,25 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         running = self._engine.running
         if running is not None and running is not self._running:
             self._running = running
-            self._table = RequestTable(running.geometry)
-            self._desk = OfferDesk(running.link, running.geometry, self._budget)
+            args = self._engine.llm_args
+            is_drafting = getattr(args, "speculative_config", None) is not None
+            self._table = RequestTable(running.geometry, is_drafting)
+            # Without chunks the whole prompt is sized before the query, and all of an offer fits.
+            is_divisible = self._engine.has_layout and getattr(args, "enable_chunked_prefill", True)
+            self._desk = OfferDesk(running.link, running.geometry, self._budget, is_divisible)
             self._engine.at_close(self._desk.close)
             running.link.set_live_requests(self._table.live_keys)
         return running
+
+    @property
+    def _is_async(self) -> bool:
+        running = self._running
+        return running is not None and running.load_mode is LoadMode.ASYNC
+
+    def _state_of(self, request: Any) -> RequestState | None:
+        """What is known of a request, if anything."""
+        request_id = int(getattr(request, "request_id", -1))
+        return None if self._table is None else self._table.find(request_id)
 
     def _query(self, request: Any, num_computed: int) -> int:
         running, table, desk = self._ready(), self._table, self._desk
@@ -187,9 +259,9 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             return self._say(request, 0, 0, "not registered yet")
         facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
         state = table.admit(facts, self._iteration, time.monotonic())
-        state.allocated = False
+        state.allocated, state.matched_tokens = False, max(0, num_computed)
         if num_computed % running.geometry.tokens_per_block:
-            self._partial_match_in = self._iteration
+            self._note_partial_match()
         elif self._partial_match_in == self._iteration:
             # That match copies a page on a stream we cannot wait for (host contract §5), and a
             # page it still reads may be handed out to this request: a load would overwrite it.
@@ -204,16 +276,25 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         window = load_window(state.prompt_tokens, num_computed, running.geometry)
         if window is None:
             return self._say(request, 0, 0, "no whole block beyond the device match")
-        answer = desk.ask(state, window, num_computed)
+        answer = desk.ask(state, window)
         return self._take(request, state, answer, running)
 
     def _take(self, request: Any, state: RequestState, answer: Answer, running: Running) -> int:
         # What the server holds is not stored again; what it lacks is, device-matched blocks too.
         state.named_chunks = answer.cached_chunks
         state.offer = answer.offer
+        if answer.offer is not None and self._is_async:
+            state.offer = replace(answer.offer, is_async=True)
         cached_tokens = answer.cached_chunks * running.geometry.chunk_tokens
         num_tokens = answer.offer.num_tokens if answer.offer is not None else 0
         return self._say(request, cached_tokens, num_tokens, answer.why)
+
+    def _note_partial_match(self) -> None:
+        self._partial_match_in = self._iteration
+        self._engine.journal.count("partial_matches")
+        if not self._said_partial:
+            self._said_partial = True
+            LOGGER.info(_NO_PARTIAL_REUSE)
 
     def _say(self, request: Any, cached_tokens: int, num_tokens: int, why: str) -> int:
         """One line per query, in the words existing end-to-end tests look for."""
@@ -229,49 +310,50 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self._engine.journal.count("tokens_offered", num_tokens)
         return num_tokens
 
-    def _allocated(self, request: Any, block_ids: Sequence[int]) -> None:
+    def _allocated(self, request: Any, pages: Sequence[Sequence[int]]) -> None:
         running, table = self._ready(), self._table
         if running is None or table is None:
+            return
+        groups = groups_of(pages, running.geometry.num_groups)
+        if groups is None:
             return
         state = table.find(int(request.request_id))
         if state is None or state.reported or state.finished:
             facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
             state = table.admit(facts, self._iteration, time.monotonic())
-        state.pages = [int(page) for page in block_ids]
-        state.allocated = True
+        if groups != state.pages:
+            state.loading = None  # what was ordered for other pages says nothing of these
+        state.pages, state.allocated = groups, True
         state.seen_iteration, state.seen_s = self._iteration, time.monotonic()
-        self._check_block_size(state, running)
-
-    def _check_block_size(self, state: RequestState, running: Running) -> None:
-        """Each allocation must agree with the block size read off the pool (host contract §2).
-
-        Drafts of a speculative model may take further pages behind the prompt's.
-        """
-        size = running.geometry.tokens_per_block
-        expected = -(-state.prompt_tokens // size)
-        drafting = getattr(self._engine.llm_args, "speculative_config", None) is not None
-        most = expected + (1 + _MAX_DRAFT_TOKENS // size if drafting else 0)
-        if expected <= len(state.pages) <= most:
+        if self._engine.has_layout:
+            self._honour(request, state, table)
             return
-        reason = (
-            f"a prompt of {state.prompt_tokens} tokens got {len(state.pages)} pages, blocks of "
-            f"{size} tokens need {expected}: the block size could not be derived"
-        )
-        if state.offer is not None:
-            self._broken_promise = reason
-        self._engine.run_uncached(reason)
+        reason = why_misfit(state, running.geometry, table.is_drafting)
+        if reason:
+            if state.offer is not None:
+                self._broken_promise = reason
+            self._engine.run_uncached(reason)
 
-    def _finished(self, request: Any, cache_block_ids: Sequence[int]) -> bool:
+    def _honour(self, request: Any, state: RequestState, table: RequestTable) -> None:
+        """Cuts an offer back to what the host takes up of it (host contract §5, V2 rule)."""
+        honoured = getattr(request, "py_num_connector_matched_tokens", None)
+        if state.offer is None or honoured is None:
+            return
+        table.shorten(state, state.offer.start_tokens + int(honoured))
+        self._send_returns()
+
+    def _finished(self, request: Any, pages: Sequence[Sequence[int]]) -> bool:
         running, table = self._running, self._table
         if table is None or running is None:
             return False
         state = table.find(int(request.request_id))
         if state is None or state.finished:
             return False
-        num_pages, keep = len(cache_block_ids or ()), False
-        tokens = request.get_tokens(0) if state.reported and num_pages else ()
-        if len(tokens) > state.prompt_tokens:
-            last = last_word(state, tokens, running.geometry)
+        groups, keep = groups_of(pages, running.geometry.num_groups), False
+        tokens = request.get_tokens(0) if state.reported and groups is not None else ()
+        if groups is not None and len(tokens) > state.prompt_tokens:
+            num_pages = sum(len(group) - group.count(-1) for group in groups)
+            last = last_word(state, tokens, running.geometry, groups)
             keep = running.saver.hold(state.key, state.facts.request_id, num_pages, last)
         table.finish(state)
         if not keep:
@@ -303,9 +385,3 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self._engine.journal.report(
             f"scheduler_{hook}_errors", f"kvkeep: {hook} failed, going on uncached: {error!r}"
         )
-
-
-def _only_group(groups: Sequence[Sequence[int]]) -> Sequence[int]:
-    if len(groups) > 1:
-        raise ValueError(f"{len(groups)} layer groups were reported, one is supported")
-    return groups[0] if groups else ()

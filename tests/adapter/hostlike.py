@@ -78,6 +78,7 @@ class Report:
     new_block_ids: list[int]
     computed_position: int
     num_scheduled_tokens: int
+    new_block_ids_by_layer_group: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -135,8 +136,9 @@ def offer(geo: Geometry, start_tokens: int, end_tokens: int, lease: bytes = b"l"
     size, chunk = geo.tokens_per_block, geo.chunk_blocks
     first = start_tokens // size // chunk
     stop = -(-(end_tokens // size) // chunk)
-    slots = np.zeros((stop - first, 1), dtype=SLOT_DTYPE)
-    slots["slot"][:, 0] = np.arange(first, stop)
+    slots = np.zeros((stop - first, geo.num_groups * geo.num_ranks), dtype=SLOT_DTYPE)
+    slots["slot"] = np.arange(first, stop)[:, None]
+    slots["generation"] = 1
     return Offer(LeaseId(lease), EPOCH, first, slots, start_tokens, end_tokens)
 
 

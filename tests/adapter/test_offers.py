@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapter.identity import Geometry
 from adapter.link import Link, LinkConfig
 from adapter.offers import IterationBudget, OfferDesk
 from adapter.promises import load_window
@@ -20,12 +19,12 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.ids import InstanceId
 from protocol.layout import SLOT_DTYPE
 from protocol.messages import Body, Lookup, LookupReply, Op, Retrieve, RetrieveReply, StatsReply
-from tests.adapter.hostlike import facts, tokens
+from tests.adapter.hostlike import facts, geometry, tokens
 from tests.adapter.linking import joined_link
 from tests.adapter.responder import PAGE_BYTES, ExtentFile, Responder, namespace, until
 from tests.adapter.responder import geometry as extent_geometry
 
-GEO = Geometry(tokens_per_block=4, chunk_blocks=1, num_pages=16, page_bytes=PAGE_BYTES)
+GEO = geometry(num_pages=16, page_bytes=PAGE_BYTES)
 LEASE = b"L" * 16
 PROMPT = tokens(41)
 
@@ -80,7 +79,7 @@ def ask(desk: OfferDesk, num_computed: int = 0) -> tuple[Any, RequestState]:
     state = RequestTable(GEO).admit(facts(1, PROMPT), 1, 0.0)
     window = load_window(len(PROMPT), num_computed, GEO)
     assert window is not None
-    return desk.ask(state, window, num_computed), state
+    return desk.ask(state, window), state
 
 
 def serve(server: Responder, ready: int, extent: int = 1, num_shards: int = 1) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.metadata import ConnectorMetadata, LastWord
-from adapter.reports import build_metadata, last_word
+from adapter.naming import last_word
+from adapter.reports import build_metadata
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from tests.adapter.hostlike import Output, Report, facts, geometry, offer, standing, tokens
@@ -20,6 +23,12 @@ def table_with(
 ) -> tuple[RequestTable, RequestState]:
     table = RequestTable(geometry(4, chunk))
     return table, table.admit(facts(1, prompt or PROMPT), 1, 0.0)
+
+
+def pages_of(new_pages: tuple[Any, ...]) -> list[int]:
+    """Of the only group."""
+    (pages,) = new_pages
+    return [int(page) for page in pages]
 
 
 def build(table: RequestTable, output: Output, iteration: int = 1) -> ConnectorMetadata:
@@ -39,14 +48,14 @@ def later(new: list[int], pages: list[int], computed: int, scheduled: int = 1) -
 def test_chunked_prefill_names_only_what_the_forward_completes() -> None:
     table, state = table_with()
     metadata = build(table, first(0, 10))
-    assert metadata.new_pages.tolist() == [10, 11, 12, 13, 14, 15]
+    assert pages_of(metadata.new_pages) == [10, 11, 12, 13, 14, 15]
     assert metadata.alive.tolist() == [state.key]
     assert metadata.valid_chunks.tolist() == [0]
-    assert metadata.names[0].pages.tolist() == [10, 11]
+    assert metadata.names[0].pages[0].tolist() == [10, 11]
     metadata = build(table, later([], [], 10, 11), 2)
     assert metadata.valid_chunks.tolist() == [2]
     assert metadata.names[0].first_chunk == 2
-    assert metadata.names[0].pages.tolist() == [12, 13, 14]
+    assert metadata.names[0].pages[0].tolist() == [12, 13, 14]
     assert metadata.names[0].parent == state.chunk_keys(1, 2, 1)
 
 
@@ -70,16 +79,16 @@ def test_generation_with_and_without_overlap() -> None:
     assert state.extend_chain() == 2
     metadata = build(table, later([6], [99], 8), 4)
     assert metadata.valid_chunks.tolist() == [2]
-    assert metadata.new_pages.tolist() == [99]
+    assert pages_of(metadata.new_pages) == [99]
 
 
 def test_device_match_and_partial_match_raise_ticks_rightly() -> None:
     table, _ = table_with()
     metadata = build(table, first(8, 13))
-    assert metadata.new_pages.tolist() == [12, 13, 14, 15]
+    assert pages_of(metadata.new_pages) == [12, 13, 14, 15]
     table, _ = table_with()
     metadata = build(table, first(9, 12))
-    assert metadata.new_pages.tolist() == [12, 13, 14, 15]
+    assert pages_of(metadata.new_pages) == [12, 13, 14, 15]
     assert metadata.valid_chunks.tolist() == [2]
 
 
@@ -123,7 +132,7 @@ def test_unknown_and_finished_requests_only_raise_ticks() -> None:
     table, state = table_with()
     stranger = Output([Report(9, [1, 2, 3, 4], [7], 0, 4)], [Report(8, [1], [6], 3, 1)])
     metadata = build(table, stranger)
-    assert metadata.new_pages.tolist() == [7, 6]
+    assert pages_of(metadata.new_pages) == [7, 6]
     assert metadata.alive.size == 0
     table.finish(state)
     assert build(table, first(0, 21), 2).alive.size == 0
@@ -139,17 +148,17 @@ def test_a_replay_without_a_query_ends_the_old_life() -> None:
 
 def test_allocated_but_not_in_the_batch_yet() -> None:
     table, state = table_with()
-    state.pages, state.allocated, state.offer = [3, -1, 4], True, offer(table.geometry, 0, 8)
+    state.pages, state.allocated, state.offer = [[3, -1, 4]], True, offer(table.geometry, 0, 8)
     metadata = build(table, Output())
-    assert metadata.new_pages.tolist() == [3, 4]
+    assert pages_of(metadata.new_pages) == [3, 4]
     assert state.offer is not None
 
 
 def test_no_page_stops_naming() -> None:  # host contract rule 11
     table, _ = table_with()
     metadata = build(table, Output([Report(1, PROMPT, [1, 2, -1, 4, 5, 6], 0, 21)]))
-    assert metadata.new_pages.tolist() == [1, 2, 4, 5, 6]
-    assert metadata.names[0].pages.tolist() == [1, 2]
+    assert pages_of(metadata.new_pages) == [1, 2, 4, 5, 6]
+    assert metadata.names[0].pages[0].tolist() == [1, 2]
 
 
 def test_bypassed_requests_are_alive_but_unnamed() -> None:
@@ -192,7 +201,7 @@ def test_frontiers_never_pass_what_was_computed(
         for names in metadata.names:
             assert names.first_chunk == named
             count = len(names.keys) // 16
-            assert names.pages.tolist() == pages[named * chunk : (named + count) * chunk]
+            assert names.pages[0].tolist() == pages[named * chunk : (named + count) * chunk]
             named += count
             assert named * 4 * chunk <= will_be_computed
 
@@ -229,7 +238,7 @@ def test_a_block_completed_by_the_last_forward_under_overlap_is_named_at_the_end
     last = last_word(state, [*prompt, 5, 7, 9], table.geometry)
     assert last.valid_chunks == 2
     assert last.names is not None
-    assert (last.names.first_chunk, last.names.pages.tolist()) == (1, [11])
+    assert (last.names.first_chunk, last.names.pages[0].tolist()) == (1, [11])
     assert last.names.keys == RequestTable(geometry(4)).admit(
         facts(2, [*prompt, 5, 7]), 1, 0.0
     ).chunk_keys(1, 2, 1)

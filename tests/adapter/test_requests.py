@@ -36,7 +36,7 @@ def test_the_same_id_with_other_content_is_another_request() -> None:
 def test_a_request_that_began_and_is_asked_about_again_is_a_new_one() -> None:
     table = RequestTable(geometry())
     first = table.admit(facts(1, PROMPT), 1, 0.0)
-    first.begin(list(range(10)))
+    first.begin([list(range(10))])
     assert table.admit(facts(1, PROMPT), 2, 0.0).key != first.key
     assert table.take_ended() == [first.key]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,11 +23,11 @@ def state(count: int, size: int = 4) -> RequestState:
 @given(chunk=st.integers(1, 4), first=st.integers(0, 10), length=st.integers(1, 10))
 def test_load_order_names_exactly_the_promised_pages(chunk: int, first: int, length: int) -> None:
     geo, request = geometry(4, chunk), state(4 * 24)
-    request.pages = list(range(100, 124))
+    request.pages = [list(range(100, 124))]
     order = request.load_order(offer(geo, first * 4, (first + length) * 4), geo)
     wanted = order.pages.ravel()[order.pages.ravel() >= 0]
-    assert wanted.tolist() == request.pages[first : first + length]
-    assert order.pages.shape == (len(order.slots) // 16, chunk)
+    assert wanted.tolist() == request.pages[0][first : first + length]
+    assert order.pages.shape == (1, len(order.slots) // 16, chunk)
     # Each page stands at its block's place within its chunk.
     start = first // chunk * chunk
     for at, page in enumerate(order.pages.ravel().tolist()):
@@ -38,7 +37,7 @@ def test_load_order_names_exactly_the_promised_pages(chunk: int, first: int, len
 @pytest.mark.parametrize("pages", [[1], [1, -1, 3]])
 def test_missing_pages_are_an_error(pages: list[int]) -> None:
     request = state(12)
-    request.pages = pages
+    request.pages = [pages]
     with pytest.raises(ValueError, match="promised"):
         request.load_order(offer(geometry(), 0, 12), geometry())
 
@@ -69,8 +68,8 @@ def test_without_scope_nothing_is_hashed() -> None:
 
 def test_begin_forgets_the_copy_of_the_prompt() -> None:
     request = state(8)
-    request.begin([1, 2])
+    request.begin([[1, 2]])
     assert request.reported
     assert request.facts.tokens == []
     assert len(request.tokens) == 8
-    assert np.array_equal(request.pages, [1, 2])
+    assert request.pages == [[1, 2]]
