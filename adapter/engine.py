@@ -69,6 +69,7 @@ class Prepared:
         geometry: of this rank's pages.
         memory: the pages' bytes.
         load_mode: how offers are made and loaded.
+        has_layout: a V2 layout described the cache.
         enter_device: makes the engine's device the calling thread's.
     """
 
@@ -76,6 +77,7 @@ class Prepared:
     geometry: Geometry
     memory: PageMemory
     load_mode: LoadMode
+    has_layout: bool
     enter_device: Callable[[], None]
 
 
@@ -128,6 +130,11 @@ class Engine(Party):
         return self._card if self._running is not None and self._is_leader else None
 
     @property
+    def has_layout(self) -> bool:
+        """Whether the second cache manager registered: pages come per chunk of a prompt."""
+        return self._prepared is not None and self._prepared.has_layout
+
+    @property
     def uncached_because(self) -> str:
         """Why this engine runs uncached for good; empty while it does not."""
         return self._uncached_because
@@ -159,7 +166,9 @@ class Engine(Party):
             LOGGER.warning("kvkeep: %s", why)
         for note in refusals.notes(self.llm_args):
             LOGGER.info("kvkeep: %s", note)
-        self._prepared = Prepared(namespace, geometry, memory, mode, capture_device())
+        self._prepared = Prepared(
+            namespace, geometry, memory, mode, bool(shape.tokens_per_block), capture_device()
+        )
         self.has_layout = shape.tokens_per_block > 0
         if geometry.rank == 0:
             self._lead(self._prepared, is_adp)

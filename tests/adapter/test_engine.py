@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import os
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from adapter import embedded, trtllm_api
+from adapter.config import ENV_LOAD_MODE
 from adapter.engine import Engine, engine_for
-from adapter.link import Link
+from adapter.loadmode import LoadMode
+from adapter.metadata import EngineCard
+from adapter.pagememory import PageMemory
+from adapter.pages import SharedPool
+from adapter.poolshape import CacheShape, read_tensor
+from adapter.refusals import UncachedError
 from adapter.serverurl import ENV_SERVER_URL
 from protocol.errors import ConfigError
-from tests.adapter.hostlike import Args, geometry
-from tests.adapter.linking import make_pool, register
+from protocol.layout import MemfdMemory, RingMemory
+from protocol.messages import Op, RegisterKvCache
+from tests.adapter.hostlike import Args, CacheConfig
 from tests.adapter.responder import Responder, until
+from tests.adapter.test_identity import CONFIG, FakeTensor
+
+NUM_PAGES = 16
 
 
 class Member:
@@ -31,12 +47,32 @@ def url(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def engine(url: str) -> Engine:
-    return engine_for(Args(), "worker", Member())
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"w" * 1000)
+    return tmp_path
 
 
-def nothing(link: Link) -> None:
-    """Registers nothing."""
+def make(model: Path, **changes: Any) -> Engine:
+    return engine_for(replace(Args(model=str(model)), **changes), "worker", Member())
+
+
+def cache(heads: int = 2) -> tuple[CacheShape, PageMemory]:
+    """Blocks of four tokens in a shared pool."""
+    shape = (NUM_PAGES, 2, 2, heads * 8 * 4)
+    pool = SharedPool.create(int(np.prod(shape)) * 4)
+    return read_tensor(FakeTensor(pool.view.view(np.float32).reshape(shape)))
+
+
+def private_cache() -> tuple[CacheShape, PageMemory]:
+    return read_tensor(FakeTensor(np.zeros((NUM_PAGES, 2, 2, 64), np.float32)))
+
+
+def asked(server: Responder) -> RegisterKvCache:
+    """What was registered last."""
+    found = [body for op, body in server.seen if op == Op.REGISTER_KV_CACHE]
+    assert isinstance(found[-1], RegisterKvCache)
+    return found[-1]
 
 
 def test_both_sides_get_the_same_one(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,11 +92,21 @@ def test_a_wrong_setting_stops_the_construction(url: str, monkeypatch: pytest.Mo
         engine_for(Args(), "worker", Member())
 
 
-def test_registers_runs_and_unregisters(short_dir: Path, engine: Engine) -> None:
-    pool = make_pool()
+@pytest.mark.usefixtures("url")
+def test_registers_runs_and_unregisters(short_dir: Path, model: Path) -> None:
+    engine = make(model)
     with Responder(short_dir) as server:
-        running = engine.bring_up(geometry(), lambda link: register(link, pool))
+        shape, memory = cache()
+        engine.register(shape, memory)
+        running = engine.running
+        assert running is not None
+        assert running.memory is memory
+        assert (running.geometry.tokens_per_block, running.load_mode) == (4, LoadMode.SYNC)
         assert running.link.wait_joined(10) is not None
+        registered = asked(server)
+        assert isinstance(registered.memory, MemfdMemory)
+        assert (registered.rank, registered.pools[0].num_pages) == (0, NUM_PAGES)
+        assert engine.card is None
         closed: list[int] = []
         engine.at_close(lambda: closed.append(1))
         assert engine.close()
@@ -71,8 +117,24 @@ def test_registers_runs_and_unregisters(short_dir: Path, engine: Engine) -> None
         assert closed == [1]
 
 
-def test_uncached_is_said_once_and_final(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    engine.bring_up(geometry(), nothing)
+@pytest.mark.usefixtures("url")
+def test_a_second_cache_and_refused_engines(model: Path) -> None:
+    engine = make(model)
+    engine.register(*cache())
+    with pytest.raises(UncachedError, match="second pool"):
+        engine.register(*cache())
+    engine.close()
+    off = make(model, kv_cache_config=CacheConfig(enable_block_reuse=False))
+    with pytest.raises(UncachedError, match="enable_block_reuse"):
+        off.register(*cache())
+    assert off.running is None
+    assert off.close()
+
+
+@pytest.mark.usefixtures("url")
+def test_uncached_is_said_once_and_final(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = make(model)
+    engine.register(*cache())
     engine.run_uncached("first reason")
     engine.run_uncached("second reason")
     assert caplog.text.count("uncached") == 1
@@ -82,24 +144,187 @@ def test_uncached_is_said_once_and_final(engine: Engine, caplog: pytest.LogCaptu
     engine.close()
 
 
-def test_close_without_a_server_is_bounded(engine: Engine) -> None:
-    engine.bring_up(geometry(), nothing)
+@pytest.mark.usefixtures("url")
+def test_close_without_a_server_is_bounded(model: Path) -> None:
+    engine = make(model)
+    engine.register(*cache())
     begin_s = time.monotonic()
     engine.close()
     assert time.monotonic() - begin_s < 5
 
 
-def test_close_before_anything_ran(engine: Engine) -> None:
-    assert engine.close()
+@pytest.mark.usefixtures("url")
+def test_close_before_anything_ran(model: Path) -> None:
+    assert make(model).close()
 
 
 @pytest.mark.usefixtures("url")
-def test_an_engine_nobody_uses_any_more_closes_itself(short_dir: Path) -> None:
-    pool = make_pool()
+def test_an_engine_nobody_uses_any_more_closes_itself(short_dir: Path, model: Path) -> None:
     with Responder(short_dir) as server:
-        made = engine_for(Args(), "worker", Member())
-        made.bring_up(geometry(), lambda link: register(link, pool)).link.wait_joined(10)
+        made = make(model)
+        made.register(*cache())
+        assert made.running is not None
+        made.running.link.wait_joined(10)
         gone = weakref.ref(made)
         del made
         until(lambda: gc.collect() >= 0 and gone() is None)
         until(lambda: "UNREGISTER" in [op.name for op, _ in server.seen])
+
+
+# --- several ranks ------------------------------------------------------------------------------
+
+
+def ranks(model: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, Engine]:
+    """A leader and another rank, as two processes would have them."""
+    leader = make(model, tensor_parallel_size=2)
+    monkeypatch.setenv(trtllm_api.CONFORMANCE_RANK, "1")
+    return leader, make(model, tensor_parallel_size=2)
+
+
+def test_other_ranks_join_by_the_leaders_card(
+    url: str, short_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = ranks(model, monkeypatch)
+    assert leader.card is None
+    with Responder(short_dir) as server:
+        leader.register(*cache(heads=1))
+        card = leader.card
+        assert card == EngineCard(instance=leader.instance, url=url)
+        other.follow(card)
+        assert other.running is None  # nothing was registered with it yet
+        other.register(*cache(heads=1))
+        assert (other.running, other.card) == (None, None)
+        other.follow(None)
+        assert other.running is None
+        begin_s = time.monotonic()
+        other.follow(card)
+        assert time.monotonic() - begin_s < 0.05
+        running = other.running
+        assert running is not None
+        assert running.link.wait_joined(10) is not None
+        registered = asked(server)
+        assert (registered.rank, [pool.shard for pool in registered.pools]) == (1, [1])
+        assert leader.running is not None
+        assert registered.namespace == leader.running.link.wait_joined(10).namespace  # type: ignore[union-attr]
+        other.follow(EngineCard(instance=leader.instance, url=url))
+        leader.follow(EngineCard(instance=b"x" * 16, url=url))
+        assert other.running is running
+        assert leader.running is not None
+        assert other.card is None
+        assert leader.close()
+        assert other.close()
+
+
+@pytest.mark.usefixtures("url")
+def test_a_card_that_cannot_be_followed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, other = ranks(model, monkeypatch)
+    other.register(*cache(heads=1))
+    other.follow(EngineCard(instance=b"x" * 16, url="nowhere"))
+    assert "could not be joined" in other.uncached_because
+    assert other.running is None
+
+
+def test_a_leader_that_became_another(
+    url: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other = ranks(model, monkeypatch)
+    other.register(*cache(heads=1))
+    other.follow(EngineCard(instance=b"x" * 16, url=url))
+    other.follow(EngineCard(instance=b"y" * 16, url=url))
+    assert "another instance" in other.uncached_because
+    assert other.running is None
+    other.close()
+
+
+@pytest.mark.usefixtures("url")
+def test_a_rank_of_attention_dp_leads_itself(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(trtllm_api.CONFORMANCE_RANK, "1")
+    engine = make(model, tensor_parallel_size=2, enable_attention_dp=True)
+    engine.register(*cache())
+    assert engine.running is not None
+    assert engine.running.geometry.num_ranks == 1
+    assert engine.card is None
+    engine.close()
+
+
+# --- load modes and private memory ---------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize(
+    ("epoch", "asked_for", "mode", "num_lines"),
+    [
+        ("E2", "auto", LoadMode.SYNC, 0),
+        ("E4", "auto", LoadMode.ASYNC, 0),
+        ("E2", "async", LoadMode.SYNC, 1),
+        ("E2", "layerwise", LoadMode.LAYERWISE, 0),
+    ],
+)
+def test_the_load_mode_follows_the_host(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    epoch: str,
+    asked_for: str,
+    mode: LoadMode,
+    num_lines: int,
+) -> None:
+    monkeypatch.setenv(trtllm_api.CONFORMANCE_EPOCH, epoch)
+    monkeypatch.setenv(ENV_LOAD_MODE, asked_for)
+    engine = make(model)
+    engine.register(*cache())
+    assert engine.running is not None
+    assert engine.running.load_mode is mode
+    assert caplog.text.count("loads are synchronous") == num_lines
+    engine.close()
+
+
+@pytest.mark.usefixtures("url")
+def test_partial_reuse_is_said_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvkeep")
+    engine = make(model, kv_cache_config=CacheConfig(enable_partial_reuse=True))
+    engine.register(*cache())
+    assert caplog.text.count("enable_partial_reuse") == 1
+    engine.close()
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("mode", ["auto", "layerwise"])
+def test_a_ring_is_registered_for_private_memory_and_for_layers(
+    short_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv(ENV_LOAD_MODE, mode)
+    engine = make(model)
+    with Responder(short_dir) as server:
+        engine.register(*(cache() if mode == "layerwise" else private_cache()))
+        assert engine.running is not None
+        assert engine.running.link.wait_joined(10) is not None
+        registered = asked(server)
+        assert isinstance(registered.memory, RingMemory)
+        assert registered.pools[0].num_pages == NUM_PAGES
+        assert engine.close()
+
+
+# --- embedded mode -------------------------------------------------------------------------------
+
+
+def test_embedded_mode_starts_and_ends_a_server(
+    model: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_dir))
+    monkeypatch.setenv(ENV_SERVER_URL, "inproc://")
+    monkeypatch.setenv(f"{embedded.SETTINGS_PREFIX}L1_SIZE", "16M")
+    leader, other = ranks(model, monkeypatch)
+    begin_s = time.monotonic()
+    leader.register(*cache(heads=1))
+    other.register(*cache(heads=1))
+    other.follow(leader.card)
+    assert time.monotonic() - begin_s < 1
+    for engine in (leader, other):
+        assert engine.running is not None
+        assert engine.running.link.wait_joined(30) is not None
+    [folder] = os.listdir(short_dir)
+    assert folder.startswith("kvkeep-inproc-")
+    assert other.close()
+    assert leader.close()
+    assert os.listdir(short_dir) == []
