@@ -90,8 +90,6 @@ class Engine(Party):
         journal: counts and logs what goes wrong.
         features: of the host's interface.
         process_rank: of this process among the engine's.
-        has_layout: whether the cache was described by a V2 layout: then pages come with each chunk
-            of a prompt, and offers may be taken up in part.
     """
 
     def __init__(self, llm_args: object, settings: Settings) -> None:
@@ -107,7 +105,6 @@ class Engine(Party):
         self.journal = Journal(LOGGER)
         self.features = trtllm_api.epoch_features()
         self.process_rank = trtllm_api.mpi_rank()
-        self.has_layout = False
         self._lock = threading.Lock()
         self._prepared: Prepared | None = None
         self._running: Running | None = None
@@ -169,7 +166,6 @@ class Engine(Party):
         self._prepared = Prepared(
             namespace, geometry, memory, mode, bool(shape.tokens_per_block), capture_device()
         )
-        self.has_layout = shape.tokens_per_block > 0
         if geometry.rank == 0:
             self._lead(self._prepared, is_adp)
 

@@ -103,8 +103,8 @@ class ConnectorMetadata:
     Attributes:
         iteration: 1 and up, one more per call of ``build_connector_meta``.
         new_pages: for each group int32[n], pages handed out since the last iteration, device-
-            matched ones not, and pages that left a sliding window, which the host may hand out unseen;
-            empty for none in any group.
+            matched ones not, and pages that left a sliding window, which the host may hand out
+            unseen; empty for none in any group.
         alive: int64[r], our numbers of the requests in this batch.
         valid_chunks: int32[r], whole chunks of each that were computed, or queued to be computed,
             before this iteration's forward.
