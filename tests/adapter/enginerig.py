@@ -44,11 +44,11 @@ def launched(*arguments: str) -> Iterator[ServerProcess]:
         yield server
 
 
-def write_model(folder: Path, weights: bytes = b"") -> Path:
+def write_model(folder: Path, weights: bytes = b"", **config: int) -> Path:
     """A model directory; its weights are the folder's path unless told, so tests share nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights or str(folder).encode()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
     (folder / "model.safetensors").write_bytes(weights)
     return folder
 
@@ -120,6 +120,9 @@ class EngineRig:
         self.stream = Stream()
         self.saved: list[int] = []
         self.hook_s: dict[str, float] = {}
+        self.num_layers, self.fires_hooks = page_shape[0], True
+        self.parked: list[int] = []
+        self.loading: set[int] = set()
 
     def _make(self, name: str, kind: Any) -> None:
         self.made[name] = kind(self.args)
@@ -142,10 +145,13 @@ class EngineRig:
         count, is_async = self.timed(
             "query", self.scheduler.get_num_new_matched_tokens, request, num_computed
         )
-        assert is_async is False
         assert count >= 0
         if count:
             assert num_computed + count < len(request.tokens)
+        assert type(is_async) is bool
+        if is_async:
+            assert count, "the host refuses (0, True)"
+            self.parked.append(request.request_id)
         return int(count)
 
     def iterate(
@@ -156,15 +162,45 @@ class EngineRig:
         copied = pickle.loads(pickle.dumps(metadata))  # noqa: S301 - as the host does
         self.timed("bind", self.worker.bind_connector_meta, copied)
         self.timed("load", self.worker.start_load_kv, self.stream)
-        if forward is not None:
-            forward()
+        self.launch(self.worker, forward)
         self.timed("wait_for_save", self.worker.wait_for_save, self.stream)
         self.collect(finished)
 
+    def launch(self, worker: KvkeepConnectorWorker, forward: Any) -> None:
+        """A forward: all layers are asked for, then computed, then reported."""
+        layers = range(self.num_layers) if self.fires_hooks else ()
+        for layer in layers:
+            self.timed("wait_for_layer", worker.wait_for_layer_load, layer, self.stream)
+        if forward is not None:
+            forward()
+        for layer in layers:
+            self.timed("save_layer", worker.save_kv_layer, layer, self.stream)
+
     def collect(self, finished: tuple[int, ...] = ()) -> None:
-        saved, loaded = self.timed("get_finished", self.worker.get_finished, list(finished), [])
-        assert loaded == []
+        started, self.parked = self.parked, []
+        saved, loaded = self.timed(
+            "get_finished", self.worker.get_finished, list(finished), list(started)
+        )
+        self.loading.update(started)
+        for number in loaded:
+            self.loading.remove(number)  # KeyError in the host as well
         self.saved += saved
+
+    def await_load(self, request: FakeRequest, limit_s: float = 10.0) -> bool:
+        """Empty iterations while the request waits outside the batch.
+
+        Returns:
+            Whether it waited at all.
+        """
+        if request.request_id not in self.parked:
+            return False
+        deadline_s = time.monotonic() + limit_s
+        self.iterate(Output())
+        while request.request_id in self.loading:
+            assert time.monotonic() < deadline_s, self.worker.counters()
+            time.sleep(0.001)  # a pace, not a wait: the loop ends by its condition
+            self.iterate(Output())
+        return True
 
     def hand_out(self, count: int) -> list[int]:
         pages = [(self.next_page + at) % len(self.pages) for at in range(count)]
@@ -177,9 +213,13 @@ class EngineRig:
         self.next_id += 1
         offered = self.query(request)
         pages = self.hand_out(-(-len(tokens) // SIZE))
-        self.pages[pages] = 0xFF
+        self.wipe(pages)
         self.timed("alloc", self.scheduler.update_state_after_alloc, request, pages)
         return request, offered, pages
+
+    def wipe(self, pages: list[int]) -> None:
+        """What stood in recycled pages must never be taken for content."""
+        self.pages[pages] = 0xFF
 
     def fill(self, tokens: list[int], pages: list[int], first: int) -> None:
         """The forward: pages of the full blocks from ``first`` on."""
@@ -197,7 +237,8 @@ class EngineRig:
     def run(self, tokens: list[int], **scope: Any) -> Outcome:
         """One request from query to finish, one token generated."""
         request, offered, pages = self.begin(tokens, **scope)
-        report = Report(request.request_id, list(tokens), pages, 0, len(tokens) - offered)
+        cursor = offered if self.await_load(request) else 0
+        report = Report(request.request_id, list(tokens), pages, cursor, len(tokens) - offered)
 
         def forward() -> None:
             self.check(tokens, pages, offered // SIZE)
