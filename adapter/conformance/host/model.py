@@ -161,6 +161,18 @@ class Transformer:
         values: Tensor,
         bias: Sequence[Tensor],
     ) -> Tensor:
+        x = self._attend(w, x, position, keys, values, bias).add_(x)
+        return self._feed_forward(w, x).add_(x)
+
+    def _attend(
+        self,
+        w: _Layer,
+        x: Tensor,
+        position: int,
+        keys: Tensor,
+        values: Tensor,
+        bias: Sequence[Tensor],
+    ) -> Tensor:
         heads, dim = self.config.num_key_value_heads, self.config.head_dim
         plain, value, swapped = torch.mv(w.qkv, self._rms(x)).split(self._qkv_sizes)
         turned = (plain * self._cos[position]).add_(swapped * self._sin[position])
@@ -171,9 +183,11 @@ class Transformer:
         values.select(1, position).copy_(value.view(heads, dim))
         scores = torch.bmm(query.view(heads, -1, dim), keys).add_(bias[position])
         mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
-        x = torch.mv(w.out, mixed.view(-1)).add_(x)
+        return torch.mv(w.out, mixed.view(-1))
+
+    def _feed_forward(self, w: _Layer, x: Tensor) -> Tensor:
         gate, up = torch.mv(w.gate_up, self._rms(x)).split(self.config.intermediate_size)
-        return torch.mv(w.down, torch.nn.functional.silu(gate).mul_(up)).add_(x)
+        return torch.mv(w.down, torch.nn.functional.silu(gate).mul_(up))
 
     def _rms(self, x: Tensor) -> Tensor:
         # The norm's weight is folded into the product that follows.
