@@ -19,6 +19,7 @@ guarded forward: raising here is a forward that raises), ``"launched"`` (after
 ``wait_for_save``), ``"iteration"`` (the end, after ``get_finished``)."""
 
 Layout = Literal["v1", "v2"]
+Regions = Literal["joined", "apart"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class HostOptions:
             while idle, ignores unknown ids, waits for a running load when its request
             is cancelled, calls ``cancel_load``, ``request_reset`` and ``shutdown``.
         layout: ``v1``: one tensor. ``v2`` (E3, E4): layer groups, pages per chunk.
+        regions: How a V2 cache lies in memory (§7). ``joined``: one region per group, without
+            gaps. ``apart``: K and V apart, ``size`` below ``stride``, a base inside the span.
+        tokens_per_block: In place of the arguments' behind their back, as some attention
+            backends do (§2); None keeps to them.
         private_pool: The pool is memory no other process can map (managed memory,
             granules without a handle; §7).
         salt_as_id: Early E2's integer ``cache_salt_id`` in place of the text.
@@ -60,6 +65,8 @@ class HostOptions:
 
     epoch: Epoch = "E2"
     layout: Layout = "v1"
+    regions: Regions = "joined"
+    tokens_per_block: int | None = None
     private_pool: bool = False
     salt_as_id: bool = False
     overlap: bool = True

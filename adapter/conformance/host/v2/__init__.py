@@ -1,0 +1,1 @@
+"""The second cache manager: layer groups, sliding windows, pages per chunk, replays."""
