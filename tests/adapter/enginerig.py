@@ -24,6 +24,7 @@ import numpy as np
 from adapter.pages import SharedPool
 from adapter.scheduler import KvkeepConnectorScheduler
 from adapter.worker import KvkeepConnectorWorker
+from protocol.messages import Stats, StatsReply
 from tests.adapter.hostlike import Args, ConnectorSettings, FakeRequest, Output, Report
 from tests.adapter.test_identity import CONFIG, FakeTensor
 from tests.wire.process import ServerProcess
@@ -266,6 +267,24 @@ class EngineRig:
         if outcome.kept:
             self.settle(self.next_id - 1)
         return outcome
+
+    def stats(self) -> dict[str, int]:
+        """The server's counters and gauges."""
+        assert self.worker.link is not None
+        channel = self.worker.link.open_channel()
+        try:
+            reply = channel.call(Stats(), 5)
+        finally:
+            channel.close()
+        assert isinstance(reply, StatsReply)
+        return reply.values
+
+    def check_nothing_leased(self, limit_s: float = 5.0) -> None:
+        """Leases go back in the background; soon there are none."""
+        deadline_s = time.monotonic() + limit_s
+        while (now := self.stats())["leases"] or now["pinned_slots"]:
+            assert time.monotonic() < deadline_s, now
+            time.sleep(0.01)  # a pace, not a wait: the loop ends by its condition
 
     def close(self) -> None:
         self.worker.shutdown()

@@ -19,7 +19,7 @@ import numpy as np
 from adapter.pages import SharedPool
 from adapter.trtllm_api import CONFORMANCE_RANK
 from adapter.worker import KvkeepConnectorWorker
-from tests.adapter.enginerig import SIZE, EngineRig, page_content
+from tests.adapter.enginerig import SIZE, EngineRig, Stream, page_content
 from tests.adapter.hostlike import Args, Output
 from tests.adapter.test_identity import FakeTensor
 
@@ -63,6 +63,7 @@ class RankRig(EngineRig):
         super().__init__(url, model, num_pages, args, shape)
         self.is_latent = is_latent
         self.followers = [Follower(r, self.args, num_pages, shape) for r in range(1, num_ranks)]
+        self.streams: dict[int, Stream] = {}
         self.before_rank: Callable[[int], None] = lambda rank: None
         self._returned: dict[tuple[str, int], set[int]] = {}
 
@@ -98,9 +99,10 @@ class RankRig(EngineRig):
             self.before_rank(rank)
             self.timed("bind", worker.bind_connector_meta, pickle.loads(metadata))  # noqa: S301
             self.timed("load", worker.start_load_kv, self.stream)
-        for worker in self.workers:
-            self.launch(worker, forward if worker is self.worker else None)
-            self.timed("wait_for_save", worker.wait_for_save, self.stream)
+        for rank, worker in enumerate(self.workers):
+            self.launch(worker, forward if rank == 0 else None)
+            stream = self.streams.get(rank, self.stream)
+            self.timed("wait_for_save", worker.wait_for_save, stream)
         self.collect(finished)
 
     def collect(self, finished: tuple[int, ...] = ()) -> None:

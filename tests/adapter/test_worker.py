@@ -13,11 +13,21 @@ import pytest
 
 from adapter.copy import LoadError
 from adapter.metadata import ConnectorMetadata
+from adapter.pages import SharedPool
 from adapter.worker import KvkeepConnectorWorker
 from protocol.errors import ConfigError, ErrorCode
-from tests.adapter.enginerig import PAGE_SHAPE, EngineRig, Stream, launched, write_model
+from tests.adapter.enginerig import (
+    PAGE_SHAPE,
+    SIZE,
+    EngineRig,
+    Stream,
+    launched,
+    page_content,
+    write_model,
+)
 from tests.adapter.hostlike import Args, CacheConfig, Output, Report, tokens
 from tests.adapter.test_identity import FakeTensor
+from tests.adapter.test_layouts import Group, Layout, Region
 from tests.wire.process import ServerProcess, wait_until
 
 
@@ -151,7 +161,7 @@ def test_a_load_of_an_unknown_extent_raises_and_touches_nothing(rig: EngineRig) 
 def test_nonsense_pages_end_saving_but_not_the_engine(
     rig: EngineRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metadata = ConnectorMetadata(1, new_pages=np.array([64], dtype=np.int32))
+    metadata = ConnectorMetadata(1, new_pages=(np.array([64], dtype=np.int32),))
     rig.worker.bind_connector_meta(metadata)
     assert "uncached" in caplog.text
     rig.worker.start_load_kv(Stream())
@@ -165,6 +175,10 @@ def test_layer_hooks_and_callable_do_nothing(rig: EngineRig) -> None:
     rig.worker.save_kv_layer(0, Stream())
 
 
+def test_attention_data_parallelism_is_declared() -> None:
+    assert KvkeepConnectorWorker.supports_attention_dp is True
+
+
 def test_a_stream_without_events_is_taken_as_done(rig: EngineRig) -> None:
     rig.stream = object()  # type: ignore[assignment]
     prompt = tokens(22)
@@ -172,12 +186,63 @@ def test_a_stream_without_events_is_taken_as_done(rig: EngineRig) -> None:
     assert rig.run_saved(prompt).offered == 20
 
 
-def test_the_second_cache_manager_runs_uncached(
+class LayoutRig(EngineRig):
+    """The second cache manager's memory: K and V apart, gaps between the pages of K."""
+
+    STRIDES = (640, 512)
+
+    def register(self) -> LayoutRig:
+        count = len(self.pages)
+        self.pool = SharedPool.create(256 + count * sum(self.STRIDES))
+        regions, start = [], 256
+        self.halves: list[np.ndarray] = []
+        for role, stride in zip(("key", "value"), self.STRIDES, strict=True):
+            buffers = [(layer, role, 1) for layer in (0, 1)]
+            regions.append(Region(self.pool.address + start, 512, stride, count, buffers))
+            rows = self.pool.view[start : start + count * stride].reshape(count, stride)
+            self.halves.append(rows)
+            start += count * stride
+        layout = Layout(SIZE, [Group(0, [0, 1], None, regions)], "torch.float32")
+        self.worker.register_kv_cache_layout(layout)
+        self.scheduler.wait_for_initialization()
+        return self
+
+    def wipe(self, pages: list[int]) -> None:
+        for half in self.halves:
+            half[pages] = 0xFF
+
+    def fill(self, tokens: list[int], pages: list[int], first: int) -> None:
+        for block in range(first, len(tokens) // SIZE):
+            content = page_content(tokens[: (block + 1) * SIZE])
+            for at, half in enumerate(self.halves):
+                half[pages[block], :512] = content[512 * at : 512 * (at + 1)]
+
+    def check(self, tokens: list[int], pages: list[int], stop: int) -> None:
+        for block, page in enumerate(pages):
+            found = np.concatenate([half[page, :512] for half in self.halves])
+            expected = page_content(tokens[: (block + 1) * SIZE]) if block < stop else 0xFF
+            assert (found == expected).all(), block
+        assert (self.halves[0][pages, 512:] == 0xFF).all()  # the gaps
+
+
+def test_a_layout_of_several_regions_is_saved_and_loaded(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    rig = LayoutRig(server.url, write_model(tmp_path / "m")).register()
+    prompt = tokens(22)
+    try:
+        rig.run_saved(prompt)
+        assert rig.run_saved(prompt).offered == 20
+    finally:
+        rig.close()
+
+
+def test_a_layout_that_is_not_understood_runs_uncached(
     server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = EngineRig(server.url, write_model(tmp_path / "m"))
     rig.worker.register_kv_cache_layout(object())
-    assert "use_kv_cache_manager_v2" in caplog.text
+    assert "uncached" in caplog.text
     assert rig.run(tokens(22)).offered == 0
 
 

@@ -1,0 +1,111 @@
+"""Workers of several ranks: who joins when, and that each reads its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapter.copy import LoadError
+from adapter.metadata import ConnectorMetadata, LoadOrder
+from protocol.layout import SLOT_DTYPE
+from tests.adapter.enginerig import Stream, launched, write_model
+from tests.adapter.hostlike import EPOCH, tokens
+from tests.adapter.rankrig import Follower, RankRig
+from tests.wire.process import ServerProcess
+
+PROMPT = tokens(22)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with launched() as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_each_rank_saves_and_loads_its_own_part(
+    server: ServerProcess, tmp_path: Path, num_ranks: int
+) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), num_ranks).register()
+    try:
+        assert rig.run_saved(PROMPT).offered == 0
+        for _ in range(2):
+            assert rig.run_saved(PROMPT).offered == 20
+        assert all(w.counters()["pages_loaded"] == 10 for w in rig.workers)
+        rig.check_nothing_leased()
+    finally:
+        rig.close()
+
+
+def test_a_latent_is_saved_by_one_rank_and_loaded_by_all(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "m", kv_lora_rank=12, qk_rope_head_dim=4)
+    rig = RankRig(server.url, model, 2, is_latent=True).register()
+    try:
+        before = rig.stats()["slots_held"]
+        rig.run_saved(PROMPT)
+        assert rig.stats()["slots_held"] == before + 5
+        assert rig.run_saved(PROMPT).offered == 20
+        rig.check_nothing_leased()
+    finally:
+        rig.close()
+
+
+def has_link(rank: Follower) -> bool:
+    return rank.worker.link is not None
+
+
+def test_the_other_ranks_join_when_the_card_comes(server: ServerProcess, tmp_path: Path) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2)
+    other = rig.followers[0]
+    other.worker.register_kv_caches(other.tensor)
+    other.worker.bind_connector_meta(ConnectorMetadata(1))
+    other.worker.start_load_kv(Stream())
+    other.worker.wait_for_save(Stream())
+    assert other.worker.get_finished([5], [6]) == ([5], [6])
+    assert not has_link(other)
+    rig.worker.register_kv_caches(rig.tensor)
+    rig.scheduler.wait_for_initialization()
+    assert rig.run(PROMPT).offered == 0  # it brings the card
+    assert has_link(other)
+    rig.join()
+    rig.close()
+
+
+def test_a_rank_that_never_joined_fails_a_load_aloud(server: ServerProcess, tmp_path: Path) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2)
+    worker = rig.followers[0].worker
+    worker.register_kv_caches(rig.followers[0].tensor)
+    slots = np.zeros(2, dtype=SLOT_DTYPE).tobytes()
+    order = LoadOrder(1, 1, b"l" * 16, EPOCH, slots, 2, np.zeros((1, 1, 1), dtype=np.int32))
+    worker.bind_connector_meta(ConnectorMetadata(1, loads=(order,)))
+    with pytest.raises(LoadError, match="without a pool"):
+        worker.start_load_kv(Stream())
+    rig.close()
+
+
+class BrokenStream(Stream):
+    def query(self) -> bool:
+        raise RuntimeError("this rank's device is lost")
+
+
+def test_a_chunk_without_every_ranks_part_is_a_miss(server: ServerProcess, tmp_path: Path) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    try:
+        rig.streams[1] = BrokenStream()
+        rig.run_saved(PROMPT)
+        assert rig.worker.counters()["chunks_saved"] == 5
+        del rig.streams[1]
+        assert rig.run_saved(PROMPT).offered == 0
+        assert rig.run_saved(PROMPT).offered == 20  # that rank's part was saved meanwhile
+    finally:
+        rig.close()
