@@ -42,6 +42,9 @@ class CacheManager(Protocol):
     def release(self, tables: Tables) -> None:
         """Give up one reference on each page; -1 is skipped."""
 
+    def borrow_page(self) -> Tables | None:
+        """A page of each group for a dummy request, to be released; None if none fits."""
+
     def store_computed(self, request: HostRequest) -> None:
         """Note that the request's prompt is computed up to its cursor."""
 
@@ -88,6 +91,10 @@ class V1Cache:
         """Give up one reference on each page."""
         for table in tables:
             self.allocator.release(table)
+
+    def borrow_page(self) -> Tables | None:
+        """A page for a dummy request; None if none fits."""
+        return [self.allocator.take(1)] if self.allocator.num_available else None
 
     def store_computed(self, request: HostRequest) -> None:
         """Make a prompt's full pages matchable once all of it is computed."""

@@ -135,7 +135,7 @@ class ConnectorPort:
                 answer = self.scheduler.get_num_new_matched_tokens(
                     self._view(request), num_computed
                 )
-            return answers.offer(answer, num_computed, request.prompt_len, capped=self._is_v2)
+            return answers.offer(answer, num_computed, request.context_len, capped=self._is_v2)
 
         count, is_async = self._lead(ask)
         return count, is_async
@@ -273,4 +273,4 @@ class ConnectorPort:
 
     def _view(self, request: HostRequest) -> LlmRequestView:
         as_id = self._options.salt_as_id or self._options.epoch == "E1"
-        return LlmRequestView(request, salt_as_id=as_id)
+        return LlmRequestView(request, salt_as_id=as_id, v2=self._is_v2)

@@ -121,6 +121,16 @@ class Device:
         self.main.enqueue(lambda: _sample(self._model, pairs))
         return self.main.record_event()
 
+    def dummy(self, tables: Sequence[Sequence[int]]) -> ForwardEntry:
+        """A request of one token that nobody asked for.
+
+        Args:
+            tables: One page per layer group.
+        """
+        pages = tuple(tuple(table) for table in tables)
+        memo = self._model.new_memo([0])
+        return ForwardEntry(0, 1, [0], pages, wants_sample=False, first=True, memo=memo)
+
     def warm_up(self, port: ConnectorPort, timeout_s: float) -> None:
         """Run one dummy forward without hooks (host contract §4, step 5).
 
@@ -128,10 +138,8 @@ class Device:
             port: Its forward callable is called.
             timeout_s: Longest wait in seconds.
         """
-        memo = self._model.new_memo([0])
         tables = tuple((0,) for _ in self.memory.groups)
-        dummy = ForwardEntry(0, 1, [0], tables, wants_sample=True, first=True, memo=memo)
-        self.launch([dummy], port, layer_hooks=False)
+        self.launch([self.dummy(tables)], port, layer_hooks=False)
         self.poison(tables)
         self.main.synchronize(timeout_s)
 

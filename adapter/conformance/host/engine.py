@@ -1,8 +1,8 @@
 """The facade: an engine with a model, a pool and, if configured, a connector.
 
 Brings everything up in the order of host contract §4, takes requests from any
-thread, and shuts down in an order that ends every thread it started. Single
-rank; combinations the real host refuses (§11) are refused here.
+thread, and shuts down in an order that ends every thread it started. One rank of
+a job, alone by default; combinations the real host refuses (§11) are refused here.
 
 Must not know: what a connector does. Constructed on the caller's (main) thread.
 """
@@ -19,11 +19,16 @@ import torch
 
 from adapter.conformance.host.allocator import BlockAllocator
 from adapter.conformance.host.cache import CacheManager, V1Cache
+from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.construction import playing
 from adapter.conformance.host.device import Device
+from adapter.conformance.host.errors import ConnectorContractError, HostError
+from adapter.conformance.host.estimation import estimate
 from adapter.conformance.host.executor import Executor
 from adapter.conformance.host.forward import ForwardModel
 from adapter.conformance.host.hooks import HookRecorder
+from adapter.conformance.host.iteration import Parts
 from adapter.conformance.host.llm_args import LlmArgs
 from adapter.conformance.host.memory import v1_memory
 from adapter.conformance.host.model import Transformer
@@ -71,6 +76,8 @@ class HostEngine:
         model: Forward to run; None reads the transformer from ``llm_args.model``.
         options: Version and scheduling switches. Overlap is off if either these or
             ``llm_args.disable_overlap_scheduler`` say so.
+        comm: To the other ranks of the job. Requests are the leader's to take, or under
+            attention DP any rank's.
 
     Attributes:
         pool: The KV pool tensor ``[num_blocks, num_layers, 2, elements]``.
@@ -88,10 +95,14 @@ class HostEngine:
         *,
         model: ForwardModel | None = None,
         options: HostOptions | None = None,
+        comm: Communicator | None = None,
     ) -> None:
         torch.set_num_threads(1)
         self.llm_args = llm_args
-        self.options = options = settle(llm_args, options or HostOptions())
+        self._comm: Communicator = comm or Solo()
+        self._adp = llm_args.enable_attention_dp
+        options = settle(llm_args, options or HostOptions(), self._comm.size)
+        self.options = options
         cache = llm_args.kv_cache_config
         self.model = model or _read_model(llm_args)
         memory = v1_memory(self.model, num_blocks, private=options.private_pool)
@@ -107,10 +118,8 @@ class HostEngine:
         self.cache: CacheManager = V1Cache(self.allocator)
         self._ids = itertools.count(1)
         try:
-            self.connector = ConnectorPort.construct(llm_args, self.hooks, options)
-            self._device.warm_up(self.connector, options.stream_timeout_s)
-            self._executor = self._make_executor()
-            self.connector.register(self.pool)
+            with playing(options.epoch):
+                self._bring_up()
         except BaseException:
             self._device.close()
             raise
@@ -125,6 +134,9 @@ class HostEngine:
         cache_salt: str | None = None,
         lora_task_id: int | None = None,
         multimodal: Multimodal | None = None,
+        context_only: bool = False,
+        generation_only: bool = False,
+        retention_priority: int | None = None,
     ) -> RequestHandle:
         """Ask for a generation; any thread.
 
@@ -135,27 +147,32 @@ class HostEngine:
             cache_salt: Keeps the cache of tenants apart.
             lora_task_id: LoRA adapter; the model here ignores it, the cache must not.
             multimodal: Media of the prompt.
+            context_only: One token, then the KV belongs to another engine (§6).
+            generation_only: No connector is asked: its KV is another engine's.
+            retention_priority: Of its pages.
 
         Returns:
             A handle to wait on.
 
         Raises:
             ValueError: If the request could never run on this engine.
+            HostError: If it is another rank's to take.
         """
         params = RequestParams(
             tuple(tokens),
-            max_new_tokens,
+            1 if context_only else max_new_tokens,
             frozenset(stop_ids),
             cache_salt,
             lora_task_id,
             multimodal,
+            context_only,
+            generation_only,
+            retention_priority,
         )
         self._check(params)
-        handle = RequestHandle(next(self._ids))
-        memo = self.model.new_memo(params.prompt)
-        request = HostRequest(handle.request_id, params, handle, memo, tokens=list(params.prompt))
+        request = self._adopt(next(self._ids), params)
         self._executor.submit(request)
-        return handle
+        return request.handle
 
     def cancel(self, handle: RequestHandle) -> None:
         """End a request early; its handle raises ``RequestCancelledError``."""
@@ -234,6 +251,21 @@ class HostEngine:
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
 
+    def _bring_up(self) -> None:
+        # Host contract §4: the order is the contract's.
+        options, comm = self.options, self._comm
+        port = ConnectorPort.construct(self.llm_args, self.hooks, options, comm, adp=self._adp)
+        self.connector = port
+        if options.estimate_kv:
+            estimate(self.model, self._device.memory, port, options.stream_timeout_s)
+        self._device.warm_up(port, options.stream_timeout_s)
+        self._executor = self._make_executor()
+        port.register(self.pool)
+
+    def _adopt(self, request_id: int, params: RequestParams) -> HostRequest:
+        memo, handle = self.model.new_memo(params.prompt), RequestHandle(request_id)
+        return HostRequest(request_id, params, handle, memo, tokens=list(params.prompt))
+
     def _make_executor(self) -> Executor:
         args, options = self.llm_args, self.options
         scheduler = BatchScheduler(
@@ -245,9 +277,17 @@ class HostEngine:
             reuse=args.kv_cache_config.enable_block_reuse,
             copy_page=self._device.copy_page,
         )
-        return Executor(scheduler, self.cache, self.connector, self._device, options)
+        parts = Parts(
+            scheduler, self.cache, self.connector, self._device, options, self._comm, self._adp
+        )
+        return Executor(parts, self._adopt)
 
     def _check(self, params: RequestParams) -> None:
+        if self._comm.rank and not self._adp:
+            raise HostError(f"rank {self._comm.rank} takes no requests: ask the leader")
+        if params.generation_only and self.connector.present and self.options.layout == "v1":
+            # Host contract §6.
+            raise ConnectorContractError("a generation-only request with a connector on V1")
         if not params.prompt or params.max_new_tokens < 1:
             raise ValueError("a request needs a prompt and max_new_tokens >= 1")
         length = len(params.prompt) + params.max_new_tokens

@@ -1,85 +1,76 @@
-"""The executor: one thread that runs iterations as host contract §5 orders them.
+"""The executor: one thread that fetches commands and runs iterations until it is stopped.
 
-Fetch (blocking without any poll when nothing is active or waiting), plan and
-query, report, build, bind, start loads, forward with layer hooks,
-``wait_for_save``, samples and ends, ``get_finished``. With the overlap scheduler
-the samples of a batch are waited for one iteration later. What a raising hook
-does is §10 of the contract (E2): it ends the executor, or with overlap off and
-inside the forward, all active requests.
+Fetching blocks without any poll when nothing is active or waiting (host contract §5, step 1; E4
+polls for pending transfers). Ranks with identical batches get the leader's commands; ranks of
+attention DP have their own and go round together.
 
-Must not know: the model, how results reach clients. All of it but ``submit``,
-``cancel`` and ``stop`` runs on the executor's thread.
+Must not know: the model, what an iteration does, how results reach clients. All of it but
+``submit``, ``cancel``, ``forget_reuse`` and ``stop`` runs on the executor's thread.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from concurrent.futures import Future
+from typing import Final
 
-from adapter.conformance.host.allocator import BlockAllocator
-from adapter.conformance.host.connector import ConnectorPort
-from adapter.conformance.host.device import Device
-from adapter.conformance.host.errors import ExecutorDiedError, ForwardFailedError
-from adapter.conformance.host.finishing import Finisher, InFlight
+from adapter.conformance.host.errors import ExecutorDiedError
+from adapter.conformance.host.feed import Adopt, CommandFeed
+from adapter.conformance.host.finishing import Finisher
 from adapter.conformance.host.inbox import Command, Inbox
-from adapter.conformance.host.launching import Launcher
-from adapter.conformance.host.options import HostOptions
-from adapter.conformance.host.reports import Batch, DeltaReporter
+from adapter.conformance.host.iteration import Iteration, Parts
 from adapter.conformance.host.requests import HostRequest, Phase
-from adapter.conformance.host.scheduling import BatchScheduler
 from adapter.conformance.host.transfers import TransferLedger
 
 _log = logging.getLogger(__name__)
-_SPIN_WAIT_S = 0.0005
+_SPIN_WAIT_S: Final = 0.0005
+_IDLE_POLL_S: Final = 0.001
+_LOCKSTEP_WAIT_S: Final = 0.02
+_DRAIN_S: Final = 10.0
 
 
 class Executor:
     """The loop over iterations.
 
     Args:
-        scheduler: Plans batches.
-        allocator: Pages.
-        port: The connector.
-        device: Streams and pool.
-        options: Version switches.
+        parts: What it works with on this rank.
+        adopt: Makes this rank's state of a request that the leader took in.
     """
 
-    def __init__(
-        self,
-        scheduler: BatchScheduler,
-        allocator: BlockAllocator,
-        port: ConnectorPort,
-        device: Device,
-        options: HostOptions,
-    ) -> None:
+    def __init__(self, parts: Parts, adopt: Adopt) -> None:
         self.num_iterations = 0
         self.error: BaseException | None = None
-        self.ledger = TransferLedger()
-        self._scheduler = scheduler
-        self._allocator = allocator
-        self._launcher = Launcher(device, allocator, port, options)
-        self._port = port
-        self._device = device
-        self._options = options
-        self._reporter = DeltaReporter(options.epoch)
-        self.finisher = Finisher(scheduler, allocator, port, self._reporter, self.ledger, options)
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._iteration = Iteration(parts)
         self._inbox = Inbox()
+        self._feed = CommandFeed(self._inbox, parts.control, adopt)
         self._cancelled: list[int] = []
         self._forgets: list[Future[int]] = []
-        self._previous: InFlight | None = None
-        self._error_budget = options.error_budget
+        self._is_anyone_busy = False
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    @property
+    def ledger(self) -> TransferLedger:
+        """Transfers under way."""
+        return self._iteration.ledger
+
+    @property
+    def finisher(self) -> Finisher:
+        """Ends requests."""
+        return self._iteration.finisher
 
     @property
     def num_forwards(self) -> int:
         """Forwards launched."""
-        return self._launcher.num_forwards
+        return self._iteration.launcher.num_forwards
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens run through forwards."""
-        return self._launcher.num_computed_tokens
+        return self._iteration.launcher.num_computed_tokens
 
     def start(self) -> None:
         """Start the thread; from here on every hook runs on it."""
@@ -106,7 +97,7 @@ class Executor:
         return forget
 
     def stop(self, timeout_s: float) -> None:
-        """Cancel what is left and end the thread.
+        """Cancel what is left and end the thread; a follower ends when its leader is stopped.
 
         Raises:
             TimeoutError: If the thread does not end; a hook blocks.
@@ -125,18 +116,29 @@ class Executor:
             self.error = error
         try:
             if self.error is None:
-                left = [*self._scheduler.active, *(r.request_id for r in self._scheduler.waiting)]
-                self.finisher.cancel(left, "ended by shutdown")
+                self._drain()
         except BaseException as error:  # noqa: BLE001 - E1 calls the connector here
             self.error = error
+        if self.error is not None:
+            self._parts.comm.abort(repr(self.error))
         self._close()
 
     def _fetch(self) -> bool:
-        busy = self._scheduler.active or self._scheduler.waiting or self._previous
-        timeout_s: float | None = None
-        if busy or self._forgets:
-            timeout_s = _SPIN_WAIT_S if self._is_stuck() else 0.0
-        for command in self._inbox.take(timeout_s):
+        lockstep = self._iteration.lockstep
+        while True:
+            commands = self._feed.take(self._wait_s())
+            stopping = not self._take_in(commands)
+            busy = bool(commands) or self._is_busy() or self._polls_idle()
+            if lockstep is not None:
+                busy, stopping = lockstep.meet(busy, stopping)
+                self._is_anyone_busy = busy
+            if stopping:
+                return False
+            if busy:
+                return True
+
+    def _take_in(self, commands: list[Command]) -> bool:
+        for command in commands:
             if command is None:
                 return False
             if isinstance(command, HostRequest):
@@ -147,78 +149,51 @@ class Executor:
                 self._cancelled.append(command)
         return True
 
+    def _wait_s(self) -> float | None:
+        if self._is_busy():
+            return _SPIN_WAIT_S if self._is_stuck() else 0.0
+        if self._iteration.lockstep is not None:
+            return 0.0 if self._is_anyone_busy else _LOCKSTEP_WAIT_S
+        return _IDLE_POLL_S if self._polls_idle() else None
+
+    def _is_busy(self) -> bool:
+        scheduler, previous = self._scheduler, self._iteration.previous
+        return bool(scheduler.active or scheduler.waiting or previous or self._forgets)
+
+    def _polls_idle(self) -> bool:
+        return self._parts.options.epoch == "E4" and bool(self.ledger)
+
     def _is_stuck(self) -> bool:
         # Only loads to wait for, or pages held by saves: go round, but not at full speed.
         runnable = any(r.phase is not Phase.LOADING for r in self._scheduler.active.values())
-        return self._previous is None and not runnable
+        return self._iteration.previous is None and not runnable
 
     def _iterate(self) -> None:
         self.num_iterations += 1
-        batch = self._scheduler.plan()
-        if batch:
-            self._start_loads(batch)
-        skip = self._options.skip_forward
-        launched = None
-        if batch.entries and not (skip is not None and skip(self.num_iterations)):
-            launched = self._forward(batch)
-        if self._options.overlap:
-            self.finisher.scan(self._previous)
-            self._launcher.sample(launched)
-            self._previous = launched
-        else:
-            self._launcher.sample(launched)
-            self.finisher.scan(launched)
         cancelled, self._cancelled = self._cancelled, []
-        self.finisher.cancel(cancelled, "was cancelled")
-        self.finisher.poll_transfers()
+        self._iteration.run(self.num_iterations, cancelled)
         if self._forgets:
             self._forget()
-        self._probe("iteration", [])
+        self._iteration.probe("iteration", [])
 
     def _forget(self) -> None:
         # Pages held for a save come back to the tree when it ends: wait for those too.
         if self._scheduler.active or self._scheduler.waiting or self.ledger.num_saving_pages:
             return
-        num_pages = self._allocator.forget()
+        num_pages = self._parts.cache.forget()
         forgets, self._forgets = self._forgets, []
         for forget in forgets:
             forget.set_result(num_pages)
 
-    def _start_loads(self, batch: Batch) -> None:
-        requests = [*batch.loading, *(s.request for s in batch.entries)]
-        if batch.has_load:
-            self._probe("queried", requests)
-        self._port.build_and_bind(self._reporter.report(batch))
-        self._device.poison(batch.new_blocks)
-        self._probe("bound", requests)
-        for request in batch.loading:
-            self.ledger.start_load(request.request_id)
-        self._port.start_load(self._device.main, has_load=batch.has_load)
-
-    def _forward(self, batch: Batch) -> InFlight | None:
-        requests = [scheduled.request for scheduled in batch.entries]
-        try:
-            self._probe("forward", requests)
-            in_flight = self._launcher.launch(batch)
-        except Exception as error:  # noqa: BLE001 - whatever a forward or hook raises
-            self._fail_active(error)
-            return None
-        self._probe("launched", requests)
-        return in_flight
-
-    def _fail_active(self, error: Exception) -> None:
-        self._error_budget -= 1
-        if self._options.overlap or self._error_budget < 0:
-            raise error
-        for request in [*self._scheduler.active.values(), *self._scheduler.waiting]:
-            failure = ForwardFailedError(f"request {request.request_id}: forward failed: {error!r}")
-            failure.__cause__ = error
-            self.finisher.drop(request, failure)
-        self._scheduler.waiting.clear()
-
-    def _probe(self, point: str, requests: list[HostRequest]) -> None:
-        if self._options.probe is not None:
-            self._options.probe(point, tuple(request.request_id for request in requests))
+    def _drain(self) -> None:
+        left = [*self._scheduler.active, *(r.request_id for r in self._scheduler.waiting)]
+        self.finisher.cancel(left, "ended by shutdown")
+        deadline_s = time.monotonic() + _DRAIN_S
+        control = self._parts.control
+        # The leader's clock decides for all: the poll inside is one of all ranks.
+        while control.broadcast(self.finisher.num_cancelling and time.monotonic() < deadline_s):
+            time.sleep(_IDLE_POLL_S)
+            self.finisher.poll_transfers()
 
     def _death(self) -> ExecutorDiedError:
         death = ExecutorDiedError(

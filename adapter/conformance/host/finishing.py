@@ -3,7 +3,8 @@
 Steps 13 and 14 of host contract §5 and the ends of §6: a finished request's pages
 go at once unless the connector answers True, a request stopped early under
 overlap is scanned again an iteration later, a cancelled one loses its pages
-without a callback (E1: with one).
+without a callback (E1: with one). Only E4, and attention DP, wait for a cancelled
+request's running load.
 
 Must not know: scheduling, streams beyond waiting for an event. Executor thread.
 """
@@ -13,19 +14,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.cache import CacheManager
+from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.errors import RequestCancelledError
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.options import HostOptions
-from adapter.conformance.host.reports import DeltaReporter
+from adapter.conformance.host.reports import DeltaReporter, Planner
 from adapter.conformance.host.requests import HostRequest, HostResult, Phase
-from adapter.conformance.host.scheduling import BatchScheduler
 from adapter.conformance.host.streams import HostEvent
 from adapter.conformance.host.transfers import TransferLedger
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A token on its way.
+
+    Attributes:
+        cell: Where it will be.
+        attempt: The request's allocation it belongs to; another one's does not count.
+    """
+
+    request: HostRequest
+    entry: ForwardEntry
+    cell: TokenCell
+    attempt: int = 0
 
 
 @dataclass
@@ -33,11 +50,11 @@ class InFlight:
     """A launched forward whose samples the host has not waited for.
 
     Attributes:
-        samples: Request, its entry and the cell of its token, per sampled request.
+        samples: One per sampled request.
         sampled: The event behind the samples, once queued.
     """
 
-    samples: list[tuple[HostRequest, ForwardEntry, TokenCell]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     sampled: HostEvent | None = None
 
 
@@ -46,29 +63,43 @@ class Finisher:
 
     Args:
         scheduler: Loses the requests that end.
-        allocator: Gets their pages.
+        cache: Gets their pages.
         port: The connector.
         reporter: Forgets them.
         ledger: Keeps pages that are still being saved.
         options: Version switches.
+        comm: Gathers what ``get_finished`` returned; alone under attention DP.
+        adp: Whether attention is data parallel: cancelling then waits for transfers.
     """
 
     def __init__(
         self,
-        scheduler: BatchScheduler,
-        allocator: BlockAllocator,
+        scheduler: Planner,
+        cache: CacheManager,
         port: ConnectorPort,
         reporter: DeltaReporter,
         ledger: TransferLedger,
         options: HostOptions,
+        comm: Communicator | None = None,
+        *,
+        adp: bool = False,
     ) -> None:
         self.num_finished = 0
         self._scheduler = scheduler
-        self._allocator = allocator
+        self._cache = cache
         self._port = port
         self._reporter = reporter
         self._ledger = ledger
         self._options = options
+        self._comm: Communicator = comm or Solo()
+        self._waits = adp or options.epoch == "E4"
+        self._cancelling: dict[int, tuple[HostRequest, str]] = {}
+        self._saving: dict[int, HostRequest] = {}
+
+    @property
+    def num_cancelling(self) -> int:
+        """Cancelled requests whose transfers are still waited for."""
+        return len(self._cancelling)
 
     def scan(self, in_flight: InFlight | None) -> None:
         """Wait for a batch's samples and finish its finished requests.
@@ -84,17 +115,12 @@ class Finisher:
         if in_flight is None or in_flight.sampled is None:
             return
         in_flight.sampled.synchronize(self._options.stream_timeout_s)
-        for request, _, cell in in_flight.samples:
+        for sample in in_flight.samples:
+            request = sample.request
             if request.phase is Phase.ENDED:
                 self._scan_again(request)
-                continue
-            request.tokens.append(cell.get())
-            if self._options.capture_logits and cell.logits is not None:
-                request.logits.append(cell.logits)
-            if request.tokens[-1] in request.params.stop_ids:
-                self._finish(request, "stop")
-            elif len(request.generated) >= request.params.max_new_tokens:
-                self._finish(request, "length")
+            elif sample.attempt == request.attempt:
+                self._take_samples(request, sample.cell)
 
     def cancel(self, request_ids: Iterable[int], reason: str) -> None:
         """End requests early; pages go without a callback (late E2, E3; §6).
@@ -112,8 +138,11 @@ class Finisher:
                 if request is None:
                     continue
                 self._scheduler.waiting.remove(request)
+            if self._waits and self._ledger.is_pending(request_id):
+                self._await_transfers(request, reason)
+                continue
             keep = False
-            if self._options.epoch == "E1" and request.blocks:
+            if self._options.epoch == "E1" and request.tables:
                 keep = self._port.request_finished(request)
             self.drop(request, RequestCancelledError(f"request {request_id} {reason}"), keep=keep)
 
@@ -128,26 +157,56 @@ class Finisher:
         self._end(request, keep=keep)
         request.handle.fail(error)
 
+    def forget_preempted(self, request: HostRequest) -> None:
+        """A request lost its pages and will replay (§6): silently, but for E4's signal."""
+        self._reporter.forget(request.request_id)
+        self._port.request_reset(request)
+
     def poll_transfers(self) -> None:
-        """Announce new transfers and take those that ended (step 14).
+        """Announce new transfers and take those that ended on every rank (step 14).
 
         Raises:
             KeyError: If the connector reports an id that is not pending.
         """
-        saved, loaded = self._port.get_finished(*self._ledger.announce())
+        reported = self._ledger.report(*self._port.get_finished(*self._ledger.announce()))
+        saved, loaded = self._ledger.settle(self._comm.allgather(reported))
         for request_id in loaded:
-            self._ledger.finish_load(request_id)
             request = self._scheduler.active.get(request_id)
-            if request is not None and request.phase is Phase.LOADING:
+            if request is None or request_id in self._cancelling:
+                continue
+            if request.phase is Phase.LOADING:
                 request.phase = Phase.CONTEXT
-        for request_id in saved:
-            self._allocator.release(self._ledger.finish_save(request_id))
+        for tables in saved:
+            self._cache.release(tables)
+        for request_id in [i for i in self._saving if not self._ledger.is_pending(i)]:
+            self._saving.pop(request_id).tables = []
+        for request_id in [i for i in self._cancelling if not self._ledger.is_pending(i)]:
+            request, reason = self._cancelling.pop(request_id)
+            self.drop(request, RequestCancelledError(f"request {request_id} {reason}"))
+
+    def _take_samples(self, request: HostRequest, cell: TokenCell) -> None:
+        for token, logits in _results(cell):
+            request.tokens.append(token)
+            if self._options.capture_logits and logits is not None:
+                request.logits.append(logits)
+            if token in request.params.stop_ids:
+                self._finish(request, "stop")
+                return
+            if len(request.generated) >= request.params.max_new_tokens:
+                self._finish(request, "length")
+                return
+
+    def _await_transfers(self, request: HostRequest, reason: str) -> None:
+        if request.request_id in self._cancelling:
+            return
+        self._cancelling[request.request_id] = (request, reason)
+        if request.phase is Phase.LOADING:
+            start = request.num_device_tokens
+            self._port.cancel_load(request, start, start + request.num_loaded_tokens)
 
     def _finish(self, request: HostRequest, reason: str) -> None:
         keep = self._port.request_finished(request)
-        # The last token was never fed, so its KV does not exist.
-        valid = request.tokens[:-1]
-        self._allocator.store(request.params.reuse_scope(), valid, request.blocks)
+        self._cache.store_finished(request)
         generated = request.generated
         self._end(request, keep=keep)
         self.num_finished += 1
@@ -170,18 +229,23 @@ class Finisher:
         self._reporter.forget(request.request_id)
         if keep:
             request.saving = True
-            self._ledger.start_save(request.request_id, request.blocks)
+            self._saving[request.request_id] = request
+            self._ledger.start_save(request.request_id, request.tables)
         else:
-            self._allocator.release(request.blocks)
-            request.blocks = []
+            self._cache.release(request.tables)
+            request.tables = []
 
     def _scan_again(self, request: HostRequest) -> None:
         # Overlap: the batch launched before the stop was known still holds it (§6).
-        if not request.blocks:
+        if not request.tables and self._options.layout == "v1":
             _log.debug("request %d ended and its pages are gone: skipped", request.request_id)
         elif self._port.request_finished(request):
             _log.warning(
                 "request %d answered True a second time: its pages leak", request.request_id
             )
-            self._allocator.hold(request.blocks)
-            self._ledger.start_save(request.request_id, request.blocks)
+            self._cache.hold(request.tables)
+            self._ledger.start_save(request.request_id, request.tables)
+
+
+def _results(cell: TokenCell) -> list[tuple[int, Any]]:
+    return [(cell.get(), cell.logits)]

@@ -59,8 +59,11 @@ class Launcher:
                 raises; the batch's requests have not moved then.
         """
         entries = [self._entry(scheduled) for scheduled in batch.entries]
+        dummies = [self._device.dummy(tables) for tables in batch.dummies]
         graph = self._options.cuda_graphs and all(entry.num_tokens == 1 for entry in entries)
-        self._device.launch(entries, self._port, layer_hooks=not graph, has_load=batch.has_load)
+        self._device.launch(
+            [*entries, *dummies], self._port, layer_hooks=not graph, has_load=batch.has_load
+        )
         self._port.wait_for_save(self._device.main)
         self.num_forwards += 1
         return self._advance(batch.entries, entries)

@@ -44,6 +44,9 @@ class RequestParams:
         prompt: Token ids, at least one.
         max_new_tokens: Tokens to generate at most, at least one.
         stop_ids: Generation ends with the first of these, which is kept.
+        context_only: Its KV goes to another engine: one token, then it is finished (§6).
+        generation_only: Its KV comes from another engine; no connector is asked.
+        retention_priority: Of its pages, with a retention config; None without.
     """
 
     prompt: tuple[int, ...]
@@ -52,6 +55,9 @@ class RequestParams:
     cache_salt: str | None = None
     lora_task_id: int | None = None
     multimodal: Multimodal | None = None
+    context_only: bool = False
+    generation_only: bool = False
+    retention_priority: int | None = None
 
     def reuse_scope(self) -> tuple[object, ...]:
         """What the host's own reuse tree keeps apart besides tokens."""
@@ -210,22 +216,27 @@ class LlmRequestView:
         request: The host's state; tokens are copied at each ``get_tokens``.
         salt_as_id: Whether this host version has ``cache_salt_id`` (an integer)
             in place of ``cache_salt`` (host contract §1).
+        v2: Whether it is the V2 manager's: ``is_generation_only_request`` is a method, and
+            the honoured count is set before the page callback (§5).
     """
 
-    def __init__(self, request: HostRequest, *, salt_as_id: bool) -> None:
+    def __init__(self, request: HostRequest, *, salt_as_id: bool, v2: bool = False) -> None:
         params, media = request.params, request.params.multimodal
         self._tokens = request.tokens
         self.request_id = request.request_id
         self.lora_task_id = params.lora_task_id
         if salt_as_id:
-            self.cache_salt_id = _salt_id(params.cache_salt)
+            self.cache_salt_id = salt_id(params.cache_salt)
         else:
             self.cache_salt = params.cache_salt
         self.multimodal_hashes = _lists(media.hashes) if media and media.hashes else None
         self.multimodal_positions = list(media.positions) if media else None
         self.multimodal_lengths = list(media.lengths) if media else None
-        self.is_generation_only_request = False
-        self.kv_cache_retention_config = None
+        only = params.generation_only
+        self.is_generation_only_request: Any = (lambda: only) if v2 else only
+        if v2 and request.matched_by_connector is not None:
+            self.py_num_connector_matched_tokens = request.matched_by_connector
+        self.kv_cache_retention_config = params.retention_priority
 
     def get_tokens(self, beam: int) -> list[int]:
         """All tokens the host knows, copied.
@@ -242,7 +253,8 @@ def _lists(items: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(item) for item in items]
 
 
-def _salt_id(salt: str | None) -> int | None:
+def salt_id(salt: str | None) -> int | None:
+    """The integer salt of early hosts; None when unsalted."""
     if salt is None:
         return None
     return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little") >> 1

@@ -12,12 +12,13 @@ from adapter.conformance.host.llm_args import LlmArgs
 from adapter.conformance.host.options import HostOptions
 
 
-def settle(llm_args: LlmArgs, options: HostOptions) -> HostOptions:
+def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostOptions:
     """Check arguments and fold what they say into the options.
 
     Args:
         llm_args: The engine's arguments.
         options: Version and scheduling switches.
+        num_ranks: Processes of the job.
 
     Returns:
         The options in force.
@@ -25,24 +26,32 @@ def settle(llm_args: LlmArgs, options: HostOptions) -> HostOptions:
     Raises:
         ValueError: Naming the argument that is not supported.
     """
-    cache = llm_args.kv_cache_config
+    cache, is_v2 = llm_args.kv_cache_config, options.layout == "v2"
+    is_late = options.epoch in ("E3", "E4")
     refused = {
-        "tensor_parallel_size": llm_args.tensor_parallel_size != 1,
+        "tensor_parallel_size": llm_args.tensor_parallel_size != num_ranks,
         "pipeline_parallel_size": llm_args.pipeline_parallel_size != 1,
         "context_parallel_size": llm_args.context_parallel_size != 1,
-        "enable_attention_dp": llm_args.enable_attention_dp,
+        "enable_attention_dp": llm_args.enable_attention_dp and not is_late,
         "max_beam_width": llm_args.max_beam_width != 1,
-        "kv_cache_config.use_kv_cache_manager_v2": cache.use_kv_cache_manager_v2,
-        "kv_cache_config.max_attention_window": cache.max_attention_window is not None,
+        "kv_cache_config.use_kv_cache_manager_v2": cache.use_kv_cache_manager_v2 and not is_v2,
+        "kv_cache_config.max_attention_window": cache.max_attention_window is not None
+        and not is_v2,
+        "layout": is_v2 and not is_late,
+        "kv_cache_config.enable_block_reuse": is_v2 and not cache.enable_block_reuse,
         "kv_cache_config.host_cache_size": bool(cache.host_cache_size),
         "kv_cache_config.disk_cache_size": bool(cache.disk_cache_size),
     }
     for name, is_refused in refused.items():
         if is_refused:
-            raise ValueError(f"{name}: not supported by the single-rank V1 host")
+            raise ValueError(
+                f"{name}: not supported by this host in {options.epoch} ({options.layout})"
+            )
     if llm_args.max_num_tokens < cache.tokens_per_block:
         raise ValueError(
             f"max_num_tokens is {llm_args.max_num_tokens}, below one block of "
             f"{cache.tokens_per_block} tokens"
         )
-    return replace(options, overlap=options.overlap and not llm_args.disable_overlap_scheduler)
+    # How many drafts were accepted moves the next batch's positions: it is waited for.
+    overlap = options.overlap and not llm_args.disable_overlap_scheduler and not options.num_drafts
+    return replace(options, overlap=overlap)

@@ -35,7 +35,7 @@ def port(rule: str, **options: Any) -> ConnectorPort:
 
 def request() -> HostRequest:
     made = RequestParams(tuple(range(20)), 4)
-    return HostRequest(3, made, RequestHandle(3), None, tokens=list(made.prompt), blocks=[1, 2])
+    return HostRequest(3, made, RequestHandle(3), None, tokens=list(made.prompt), tables=[[1, 2]])
 
 
 def test_both_classes_are_constructed_at_the_same_time() -> None:

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("torch")
 
 from adapter.conformance.host.allocator import BlockAllocator
+from adapter.conformance.host.cache import V1Cache
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.errors import RequestCancelledError, StreamError
-from adapter.conformance.host.finishing import Finisher, InFlight
+from adapter.conformance.host.finishing import Finisher, InFlight, Sample
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.options import HostOptions
@@ -63,7 +64,9 @@ class Setting:
         )
         self.ledger = TransferLedger()
         reporter = DeltaReporter(made.epoch)
-        self.finisher = Finisher(self.scheduler, self.pages, port, reporter, self.ledger, made)
+        self.finisher = Finisher(
+            self.scheduler, V1Cache(self.pages), port, reporter, self.ledger, made
+        )
         self.request = self.generating()
 
     def generating(self) -> HostRequest:
@@ -77,8 +80,8 @@ class Setting:
     def scan(self, token: int) -> None:
         cell = TokenCell()
         cell.token = token
-        entry = ForwardEntry(5, 1, cell, (), True, False, None)
-        self.finisher.scan(InFlight([(self.request, entry, cell)], HostEvent()))
+        entry = ForwardEntry(5, 1, cell, ((),), True, False, None)
+        self.finisher.scan(InFlight([Sample(self.request, entry, cell)], HostEvent()))
 
 
 def test_length_and_stop_end_a_request_and_free_its_pages() -> None:
