@@ -22,10 +22,10 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-s
 SOURCES := protocol server adapter tests .ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test slow bench lint format clean
+.PHONY: help setup node demo test slow bench bench-agentic lint format clean
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: $(STAMP) ## build .venv with everything the other targets need
 
@@ -75,6 +75,10 @@ slow: setup node ## the full counts behind every claim, with verdicts: build/slo
 bench: setup ## what this machine does: copies, latency, start-up, memory
 	@mkdir -p build
 	@$(PY) -m server bench $(ARGS)
+
+bench-agentic: setup ## twelve agents, twelve turns, one cache: build/agentic.json, .png (3 min)
+	@mkdir -p build
+	@$(PY) -m adapter.conformance.agentic --json build/agentic.json --png build/agentic.png $(ARGS)
 
 lint: setup ## format, lint, types, import contracts
 	@$(VENV)/bin/ruff format --check $(SOURCES)

@@ -1,0 +1,54 @@
+"""The benchmark for three agents and three turns, through everything that is real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from adapter.conformance.agentic import curve
+from adapter.conformance.agentic.__main__ import main
+from adapter.conformance.agentic.rig import Scale
+from adapter.conformance.agentic.run import run
+from adapter.conformance.agentic.workload import Workload
+
+pytestmark = pytest.mark.torch
+
+
+def test_every_count_is_the_expected_one() -> None:
+    titles: list[str] = []
+    last: list[tuple[int, int]] = []
+
+    def begins(title: str) -> object:
+        titles.append(title)
+        return lambda done, total: last.append((done, total))
+
+    scale = Scale(Workload(32, agents=2, turns=3)).small()
+    outcome = run(scale, begins)  # type: ignore[arg-type]
+    assert outcome.wrong() == []
+    assert len(titles) == 3
+    assert last.count((6, 6)) == 3
+    assert outcome.summary.load_s > 0
+    assert outcome.summary.query_s > 0
+    assert outcome.answers_summary.hits > outcome.summary.hits
+
+
+def test_the_command_writes_figures_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures, picture = tmp_path / "agentic.json", tmp_path / "agentic.png"
+    assert main(["--quick", "--json", str(figures), "--png", str(picture)]) == 0
+    document = json.loads(figures.read_text())
+    assert (document["blocks"], document["hits"], document["bit_exact"]) == (72, 47, True)
+    assert document["restart_ratio"] == 1.0
+    assert picture.exists() == curve.can_draw()
+    said = capsys.readouterr().out
+    assert "as expected" in said
+
+
+def test_a_wrong_block_size_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--block-tokens", "33"]) == 2
+    assert "valid are even numbers" in capsys.readouterr().out
