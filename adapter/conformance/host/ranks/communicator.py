@@ -93,6 +93,10 @@ class ProcessCommunicator:
             wire.send(values, self._limit_s)
         return values
 
+    def abort(self, reason: str) -> None:
+        """This rank's executor died: whoever waits for it finds its wire closed."""
+        self.close()
+
     def close(self) -> None:
         """Close; ranks that still wait are told that this one is gone. Idempotent."""
         for wire in self._wires:
