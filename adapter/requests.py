@@ -185,7 +185,10 @@ class RequestTable:
             end_tokens: of the range.
         """
         offer = state.offer
-        if offer is None or end_tokens <= offer.start_tokens or start_tokens >= offer.end_tokens:
+        if offer is None:
+            return
+        start_tokens = max(start_tokens, offer.start_tokens)
+        if start_tokens >= min(end_tokens, offer.end_tokens):
             return
         if start_tokens > offer.start_tokens or end_tokens >= offer.end_tokens:
             self.shorten(state, start_tokens)

@@ -236,8 +236,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             args = self._engine.llm_args
             is_drafting = getattr(args, "speculative_config", None) is not None
             self._table = RequestTable(running.geometry, is_drafting)
-            # Without chunks the whole prompt is sized before the query, and all of an offer fits.
-            is_divisible = self._engine.has_layout and getattr(args, "enable_chunked_prefill", True)
+            # Without chunks the whole prompt is sized before the query, so all of an offer fits;
+            # a host that can cancel may take any part.
+            is_divisible = self._engine.has_layout and (
+                self._engine.features.cancel_load or getattr(args, "enable_chunked_prefill", True)
+            )
             self._desk = OfferDesk(running.link, running.geometry, self._budget, is_divisible)
             self._engine.at_close(self._desk.close)
             running.link.set_live_requests(self._table.live_keys)
@@ -318,7 +321,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         if groups is None:
             return
         state = table.find(int(request.request_id))
-        if state is None or state.reported or state.finished:
+        if state is None or state.reported or state.seen_iteration != self._iteration:
+            # Not the request that was asked about just now, or not asked about at all.
             facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
             state = table.admit(facts, self._iteration, time.monotonic())
         if groups != state.pages:

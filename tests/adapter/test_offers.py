@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adapter.geometry import Geometry
 from adapter.link import Link, LinkConfig
 from adapter.offers import IterationBudget, OfferDesk
 from adapter.promises import load_window
@@ -19,6 +20,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.ids import InstanceId
 from protocol.layout import SLOT_DTYPE
 from protocol.messages import Body, Lookup, LookupReply, Op, Retrieve, RetrieveReply, StatsReply
+from protocol.namespace import LayerGroup, Namespace
 from tests.adapter.hostlike import facts, geometry, tokens
 from tests.adapter.linking import joined_link
 from tests.adapter.responder import PAGE_BYTES, ExtentFile, Responder, namespace, until
@@ -256,3 +258,54 @@ def test_answers_of_the_next_server_are_not_taken_for_this_ones(
             assert second.bodies(Op.LOOKUP) == []
             desk.close()
         old.close()
+
+
+def windowed() -> tuple[Geometry, Namespace]:
+    """A group of full attention and one with a window of two blocks."""
+    geo = geometry(num_pages=16, windows=(0, 8), page_bytes=PAGE_BYTES)
+    plain = namespace()
+    fields = {name: getattr(plain, name) for name in plain.__struct_fields__}
+    groups = tuple(
+        LayerGroup(layers=(at,), page_bytes=PAGE_BYTES, window_tokens=window)
+        for at, window in enumerate((0, 8))
+    )
+    return geo, Namespace(**{**fields, "tokens_per_block": 4, "groups": groups})
+
+
+def test_offers_end_where_the_window_before_their_end_is_held(server: Responder) -> None:
+    geo, owner = windowed()
+    file = ExtentFile(extent_geometry(1, owner), server.arena)
+    serve(server, 9, num_shards=2)
+    holds_all = server.handlers[Op.RETRIEVE]
+
+    def retrieve(body: Any) -> Body:
+        reply: Any = holds_all(body)
+        slots = np.frombuffer(reply.slots, dtype=SLOT_DTYPE).reshape(-1, 2).copy()
+        slots[[3, 8], 1] = 0  # not held, or not any more
+        return RetrieveReply(slots=slots.tobytes(), num_shards=2)
+
+    server.handlers[Op.RETRIEVE] = retrieve
+    with joined_link(server.url, owner) as link:
+        server.give(file)
+        until(lambda: link.extents.get(1) is not None)
+        for is_divisible, end in ((False, 32), (True, 12)):
+            desk = OfferDesk(link, geo, IterationBudget(1.0), is_divisible)
+            answer, _ = ask(desk)
+            desk.close()
+            assert (answer.offer.start_tokens, answer.offer.end_tokens) == (0, end)
+            assert len(answer.offer.slots) == end // 4
+            until(lambda stop=end // 4: (stop, 9 - stop) in releases(server))  # type: ignore[misc]
+    file.close()
+
+
+def releases(server: Responder) -> list[tuple[int, int]]:
+    return [(body.start, body.count) for body in server.bodies(Op.RELEASE)]
+
+
+@pytest.mark.usefixtures("extent")
+def test_another_number_of_shards_is_a_miss(server: Responder, desk: OfferDesk) -> None:
+    serve(server, 7, num_shards=2)
+    answer, _ = ask(desk)
+    assert answer.offer is None
+    assert "malformed" in answer.why
+    until(lambda: server.bodies(Op.RELEASE))

@@ -54,3 +54,19 @@ def test_a_chunk_that_ends_with_the_prompt_is_used_but_for_its_last_block() -> N
 
 def test_offer_counts_its_tokens() -> None:
     assert offer(geometry(), 4, 12).num_tokens == 8
+
+
+@given(chunk=st.integers(1, 3), first=st.integers(0, 6), length=st.integers(2, 8), cut=st.data())
+def test_parts_of_an_offer_keep_their_slots(
+    chunk: int, first: int, length: int, cut: st.DataObject
+) -> None:
+    geo = geometry(4, chunk)
+    whole = offer(geo, first * 4, (first + length) * 4)
+    at = cut.draw(st.integers(first + 1, first + length - 1))
+    for part in (whole.later(at * 4, geo), whole.shorter(at * 4, geo)):
+        begin, stop = part.start_tokens // 4, part.end_tokens // 4
+        assert part.first_chunk == begin // chunk
+        assert len(part.slots) == -(-stop // chunk) - begin // chunk
+        assert part.slots["slot"][0, 0] == part.first_chunk
+        assert (part.lease, part.epoch) == (whole.lease, whole.epoch)
+    assert whole.later(at * 4, geo).num_tokens + whole.shorter(at * 4, geo).num_tokens == length * 4

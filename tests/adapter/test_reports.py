@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,3 +253,123 @@ def test_the_token_sampled_last_completes_nothing() -> None:
     table, state = table_with(prompt=prompt)
     build(table, first(0, 6, prompt))
     assert last_word(state, [*prompt, 5, 7], table.geometry) == LastWord(1, None)
+
+
+def test_nothing_reported_is_an_empty_iteration() -> None:  # host contract rule 8
+    table, _ = table_with()
+    metadata = build_metadata(table, None, 1, 0.0)
+    assert (metadata.new_pages, metadata.alive.size, metadata.may_fire) == ((), 0, False)
+
+
+def test_only_a_prompt_part_of_two_tokens_may_fire_hooks() -> None:  # host contract §4.5
+    table, _ = table_with()
+    assert build(table, first(0, 20)).may_fire
+    assert not build(table, later([], [], 20, 1), 2).may_fire  # the prompt's last token
+    assert not build(table, later([5], [], 21, 4), 3).may_fire  # drafts
+    assert not build(table, Output(), 4).may_fire
+    table, _ = table_with()
+    assert not build(table, first(20, 1)).may_fire  # a full hit
+    table, _ = table_with()
+    build(table, first(0, 2))
+    assert build(table, later([], [], 2, 2), 2).may_fire
+
+
+def test_a_load_that_is_waited_for_is_ordered_in_the_iteration_of_its_pages() -> None:
+    table, state = table_with()
+    promised = replace(offer(table.geometry, 4, 20), is_async=True)
+    state.offer, state.allocated, state.matched_tokens = promised, True, 4
+    state.pages = [[10, 11, 12, 13, 14, 15]]
+    metadata = build(table, Output())
+    assert pages_of(metadata.new_pages) == [11, 12, 13, 14, 15]
+    (load,) = metadata.loads
+    assert load.is_async
+    assert load.pages.ravel().tolist() == [11, 12, 13, 14]
+    assert metadata.alive.size == 0
+    assert build(table, Output(), 2).loads == ()
+    # Then it comes as new: V1 counts the loaded tokens, V2 computes them once more.
+    for computed in (20, 4):
+        table, state = table_with()
+        state.offer, state.allocated, state.pages = promised, True, [[10, 11, 12, 13, 14, 15]]
+        build(table, Output())
+        metadata = build(table, first(computed, 21 - computed), 2)
+        assert metadata.loads == ()
+        assert metadata.failure == ""
+        assert metadata.valid_chunks.tolist() == [computed // 4]
+
+
+def test_what_is_in_the_batch_cannot_wait_for_its_load() -> None:
+    table, state = table_with()
+    state.offer, state.allocated = replace(offer(table.geometry, 4, 20), is_async=True), True
+    (load,) = build(table, first(4, 1)).loads
+    assert not load.is_async
+
+
+def test_other_tokens_behind_the_load_cost_only_the_saves() -> None:
+    # A replayed request may be reported with its prompt only, and was asked about with all tokens.
+    table, state = table_with()
+    state.offer, state.allocated = offer(table.geometry, 0, 8), True
+    metadata = build(table, first(0, 4, PROMPT[:12]))
+    assert metadata.failure == ""
+    assert len(metadata.loads) == 1
+    assert metadata.ended.tolist() == [state.key]
+    table, state = table_with()
+    state.offer, state.allocated = replace(offer(table.geometry, 0, 8), is_async=True), True
+    state.pages = [list(range(6))]
+    build(table, Output())
+    assert "other tokens" in build(table, first(8, 13, tokens(21, seed=4)), 2).failure
+
+
+def grouped(flat: list[int], groups: list[list[int]], computed: int, scheduled: int) -> Report:
+    return Report(1, PROMPT if flat == PROMPT else flat, [], computed, scheduled, groups)
+
+
+def test_pages_come_by_group_and_with_each_chunk() -> None:
+    table = RequestTable(geometry(4, windows=(0, 8)))
+    table.admit(facts(1, PROMPT), 1, 0.0)
+    metadata = build(table, Output([grouped(PROMPT, [[1, 2], [3, 4]], 0, 8)]))
+    assert [pages.tolist() for pages in metadata.new_pages] == [[1, 2], [3, 4]]
+    assert metadata.names[0].pages.tolist() == [[1, 2], [3, 4]]
+    more = grouped([], [[5, 6], [7, 8]], 8, 8)
+    metadata = build(table, Output(cached_requests=[more]), 2)
+    # The token at 8 sees from 1 on, so both blocks are still in the window.
+    assert [pages.tolist() for pages in metadata.new_pages] == [[5, 6], [7, 8]]
+    assert metadata.names[0].pages.tolist() == [[5, 6], [7, 8]]
+    metadata = build(table, Output(cached_requests=[grouped([], [[9, 9], [10, 11]], 16, 5)]), 3)
+    # The one at 16 sees from 9 on: the first two have left and may be handed out unseen.
+    assert [pages.tolist() for pages in metadata.new_pages] == [[9, 9], [10, 11, 3, 4]]
+
+
+def test_another_number_of_groups_is_not_understood() -> None:
+    table = RequestTable(geometry(4, windows=(0, 8)))
+    table.admit(facts(1, PROMPT), 1, 0.0)
+    with pytest.raises(ValueError, match="layer groups"):
+        build(table, Output([grouped(PROMPT, [[1, 2]], 0, 8)]))
+
+
+def test_a_page_that_left_the_window_is_not_named_later() -> None:
+    # One chunk is two blocks of a window of four tokens: its first block has left by then.
+    table = RequestTable(geometry(4, 2, windows=(0, 4)))
+    table.admit(facts(1, PROMPT), 1, 0.0)
+    build(table, Output([grouped(PROMPT, [[1, 2], [3, 4]], 0, 7)]))
+    build(table, Output(cached_requests=[grouped([], [[], []], 7, 1)]), 2)
+    metadata = build(table, Output(cached_requests=[grouped([], [[5], [6]], 8, 8)]), 3)
+    assert metadata.names == ()
+    table = RequestTable(geometry(4, 2, windows=(0, 4)))
+    table.admit(facts(1, PROMPT), 1, 0.0)
+    build(table, Output([grouped(PROMPT, [[1, 2], [3, 4]], 0, 7)]))
+    metadata = build(table, Output(cached_requests=[grouped([], [[5], [6]], 7, 2)]), 2)
+    assert metadata.new_pages[1].tolist() == [6, 3]
+    assert metadata.names[0].pages.tolist() == [[1, 2], [-1, -1]]
+
+
+def test_rejected_drafts_make_pages_behind_the_prompt_uncertain() -> None:
+    table = RequestTable(geometry(), is_drafting=True)
+    prompt = tokens(6)
+    state = table.admit(facts(1, prompt), 1, 0.0)
+    build(table, first(0, 6, prompt))
+    metadata = build(table, later([5, 6, 7], [12, 13], 6, 4), 2)
+    assert metadata.names == ()
+    assert metadata.valid_chunks.tolist() == [1]
+    last = last_word(state, [*prompt, 5, 6, 7], table.geometry, [[10, 11]])
+    assert last.names is not None
+    assert last.names.pages.tolist() == [[11]]

@@ -138,3 +138,43 @@ def test_finished_requests_are_remembered_for_a_while_and_in_bounds() -> None:
     table.expire(2, EXPIRE_S + 1)
     assert len(table) == 0
     assert table.take_ended() == []
+
+
+@given(
+    chunk=st.integers(1, 3),
+    ranges=st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), max_size=4),
+)
+def test_cancelled_ranges_are_given_back_and_the_rest_is_kept(
+    chunk: int, ranges: list[tuple[int, int]]
+) -> None:  # host contract §3, E4
+    geo = geometry(4, chunk)
+    table = RequestTable(geo)
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.offer = offer(geo, 8, 36)
+    kept = set(range(8, 36))
+    for begin, length in ranges:
+        cancelled = set(range(begin * 4, (begin + length) * 4))
+        table.cancel(state, begin * 4, (begin + length) * 4)
+        if cancelled & kept:  # what is left must be one piece: the first, unless that is gone
+            first = min(kept) if min(kept) not in cancelled else max(cancelled) + 1
+            kept = {at for at in kept - cancelled if set(range(first, at)) <= kept - cancelled}
+            kept = {at for at in kept if at >= first}
+        now = standing(state)
+        assert (set(range(now.start_tokens, now.end_tokens)) if now else set()) == kept
+    table.finish(state)
+    first_chunk = 2 // chunk
+    assert set(range(first_chunk, -(-9 // chunk))) <= _chunks_given_back(table, -(-9 // chunk))
+
+
+def test_an_offer_taken_up_in_part_loads_the_block_it_ends_in() -> None:
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.offer = offer(geometry(), 8, 36)
+    for end, expected in ((40, 36), (36, 36), (29, 32), (9, 12)):
+        table.shorten(state, end)
+        now = standing(state)
+        assert now is not None
+        assert (now.start_tokens, now.end_tokens) == (8, expected)
+    table.shorten(state, 8)
+    assert standing(state) is None
+    assert [count for _, _, count in table.take_returns().releases] == [1, 5, 0]

@@ -73,3 +73,34 @@ def test_begin_forgets_the_copy_of_the_prompt() -> None:
     assert request.facts.tokens == []
     assert len(request.tokens) == 8
     assert request.pages == [[1, 2]]
+
+
+def test_a_window_is_loaded_where_it_reaches_and_has_pages() -> None:
+    geo, request = geometry(4, windows=(0, 6)), state(24)
+    request.pages = [list(range(6)), [-1, -1, -1, 13, 14, 15]]
+    order = request.load_order(offer(geo, 4, 20), geo)
+    assert order.num_shards == 2
+    assert order.pages[0].ravel().tolist() == [1, 2, 3, 4]
+    assert order.pages[1].ravel().tolist() == [-1, -1, 13, 14]
+    request.pages[1][3] = -1  # the host may count the window one token shorter
+    order = request.load_order(offer(geo, 4, 20), geo)
+    assert order.pages[1].ravel().tolist() == [-1, -1, -1, 14]
+    request.pages[0][3] = -1
+    with pytest.raises(ValueError, match="promised"):
+        request.load_order(offer(geo, 4, 20), geo)
+    request.pages[0][3], request.pages[1] = 3, [-1, -1]
+    with pytest.raises(ValueError, match="promised"):
+        request.load_order(offer(geo, 4, 20), geo)
+
+
+def test_pages_leave_a_window_once() -> None:
+    geo, request = geometry(4, windows=(0, 6)), state(24)
+    request.pages = [[1, 2, 3, 4], [-1, 6, 7]]
+    gone: list[list[int]] = [[], []]
+    for position, expected in ((8, []), (13, [6]), (13, [6]), (99, [6, 7])):
+        request.leave_windows(position, geo, gone)
+        assert gone == [[], expected]
+    assert request.pages == [[1, 2, 3, 4], [-1, -1, -1]]
+    request.pages[1].append(8)
+    request.leave_windows(99, geo, gone)
+    assert gone[1] == [6, 7, 8]
