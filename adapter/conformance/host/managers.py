@@ -15,7 +15,8 @@ from adapter.conformance.host.forward import ForwardModel
 from adapter.conformance.host.llm_args import LlmArgs
 from adapter.conformance.host.memory import KvMemory, v1_memory
 from adapter.conformance.host.options import HostOptions
-from adapter.conformance.host.scheduling import BatchScheduler, Scheduler
+from adapter.conformance.host.reports import Planner
+from adapter.conformance.host.scheduling import BatchScheduler
 from adapter.conformance.host.v2.cache import V2Cache
 from adapter.conformance.host.v2.layout import group_layers, v2_memory
 from adapter.conformance.host.v2.scheduling import V2Scheduler
@@ -39,7 +40,7 @@ class Manager(Protocol):
     def memory(self) -> KvMemory:
         """Allocate the pages."""
 
-    def scheduler(self, port: ConnectorPort, device: Device) -> Scheduler:
+    def scheduler(self, port: ConnectorPort, device: Device) -> Planner:
         """Make what plans batches."""
 
     def check_integrity(self) -> None:
@@ -77,7 +78,7 @@ class V1Manager:
         """Allocate the pool tensor."""
         return v1_memory(self._model, self.num_pages, private=self._options.private_pool)
 
-    def scheduler(self, port: ConnectorPort, device: Device) -> Scheduler:
+    def scheduler(self, port: ConnectorPort, device: Device) -> Planner:
         """Make what plans batches."""
         return BatchScheduler(
             self.allocator,
@@ -102,18 +103,11 @@ class V2Manager:
         num_blocks: Pages of each group.
         llm_args: The engine's arguments.
         options: Version switches.
-
-    Raises:
-        ValueError: In an epoch without it, or with block reuse off (host contract §2).
     """
 
     def __init__(
         self, model: ForwardModel, num_blocks: int, llm_args: LlmArgs, options: HostOptions
     ) -> None:
-        if options.epoch not in ("E3", "E4"):
-            raise ValueError(f"KVCacheManagerV2 takes no connector in {options.epoch}")
-        if not llm_args.kv_cache_config.enable_block_reuse:
-            raise ValueError("KVCacheManagerV2 with a connector needs block reuse")
         self._model = model
         self._args = llm_args
         self._options = options
@@ -134,7 +128,7 @@ class V2Manager:
             style=self._options.regions,
         )
 
-    def scheduler(self, port: ConnectorPort, device: Device) -> Scheduler:
+    def scheduler(self, port: ConnectorPort, device: Device) -> Planner:
         """Make what plans batches."""
         return V2Scheduler(
             self.cache,
@@ -165,9 +159,6 @@ def make_manager(
         num_blocks: Pages of each layer group.
         llm_args: The engine's arguments.
         options: Version switches.
-
-    Raises:
-        ValueError: If the real host refuses the combination.
     """
     made: type[V1Manager] | type[V2Manager]
     made = V2Manager if options.layout == "v2" else V1Manager

@@ -13,28 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from adapter.conformance.host.allocator import BlockAllocator
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import Batch, Scheduled
 from adapter.conformance.host.requests import HostRequest, Phase
-
-
-class Scheduler(Protocol):
-    """What the executor's parts need of a scheduler.
-
-    Attributes:
-        active: Admitted requests that have not ended, by id.
-        waiting: Requests not admitted yet, oldest first.
-    """
-
-    active: dict[int, HostRequest]
-    waiting: deque[HostRequest]
-
-    def plan(self) -> Batch:
-        """Schedule one iteration, allocate, query, and report pages."""
 
 
 class BatchScheduler:
