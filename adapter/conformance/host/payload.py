@@ -113,24 +113,30 @@ class PayloadModel:
         return _Memo(array("i", prompt))
 
     def begin(self, entries: Sequence[ForwardEntry]) -> None:
-        """Append fed tokens and, at a request's first forward, check its prefix.
-
-        Raises:
-            PageMismatchError: If a page before ``start`` holds other bytes.
-        """
+        """Append fed tokens."""
         for entry in entries:
             memo: _Memo = entry.memo
             tokens = entry.token_ids()
             if entry.start >= len(memo.tokens):
                 memo.tokens.extend(tokens)
             self._extend(memo, (entry.start + entry.num_tokens) // self.tokens_per_block)
+            entry.state = {}
             if entry.first:
-                self._verify(entry, memo)
+                self.num_verified_pages += entry.start // self.tokens_per_block
 
     def layer(self, index: int, entries: Sequence[ForwardEntry]) -> None:
-        """Fill this layer's share of each page completed by the forward."""
+        """Fill this layer's share of each page completed by the forward.
+
+        At a request's first forward this layer's share of the prefix is checked before: no earlier,
+        for a connector may load each layer just in time.
+
+        Raises:
+            PageMismatchError: If a page before ``start`` holds other bytes.
+        """
         pages = self._pages[index]
         for entry in entries:
+            if entry.first:
+                self._verify(index, entry)
             first = entry.start // self.tokens_per_block
             last = (entry.start + entry.num_tokens) // self.tokens_per_block
             for block in range(first, last):
@@ -187,18 +193,17 @@ class PayloadModel:
             raise PageMismatchError(f"block {block} of group {pages.group} has no page")
         return page
 
-    def _verify(self, entry: ForwardEntry, memo: _Memo) -> None:
+    def _verify(self, index: int, entry: ForwardEntry) -> None:
         size, num_blocks = self.tokens_per_block, entry.start // self.tokens_per_block
-        contents: dict[int, torch.Tensor] = {}
-        for index, (pages, window) in enumerate(zip(self._pages, self._windows, strict=True)):
-            first_seen = max(0, entry.start - window + 1) if window else 0
-            for block in range(first_seen // size, num_blocks):
-                if block not in contents:
-                    contents[block] = self._content(memo, block)
-                page = self._page(pages, entry, block)
-                for part, data in zip(pages.parts, contents[block][index], strict=True):
-                    if not torch.equal(part[page], data):
-                        raise PageMismatchError(
-                            f"page {page} does not hold block {block} of its request, layer {index}"
-                        )
-        self.num_verified_pages += num_blocks
+        pages, window = self._pages[index], self._windows[index]
+        contents: dict[int, torch.Tensor] = entry.state
+        first_seen = max(0, entry.start - window + 1) if window else 0
+        for block in range(first_seen // size, num_blocks):
+            if block not in contents:
+                contents[block] = self._content(entry.memo, block)
+            page = self._page(pages, entry, block)
+            for part, data in zip(pages.parts, contents[block][index], strict=True):
+                if not torch.equal(part[page], data):
+                    raise PageMismatchError(
+                        f"page {page} does not hold block {block} of its request, layer {index}"
+                    )
