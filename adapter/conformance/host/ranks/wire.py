@@ -103,6 +103,14 @@ class Wire:
             view = view[count:]
         return data
 
+    def fileno(self) -> int:
+        """The descriptor, for a process that inherits it."""
+        return self._sock.fileno()
+
+    def release(self) -> None:
+        """Give up this process's hold alone: the connection lives on where it is shared."""
+        self._sock.close()
+
     def close(self) -> None:
         """Close; whoever waits at either end is told. Idempotent."""
         try:

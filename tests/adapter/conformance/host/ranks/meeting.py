@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ def star(size: int) -> list[list[Wire]]:
     return [[mine for mine, _ in pairs], *([theirs] for _, theirs in pairs)]
 
 
-def together(actions: list[Callable[[], Result]]) -> list[Result]:
+def together(actions: Sequence[Callable[[], Result]]) -> list[Result]:
     """Runs one action per rank at once; the first error counts."""
     with ThreadPoolExecutor(len(actions)) as pool:
         futures = [pool.submit(action) for action in actions]

@@ -16,8 +16,7 @@ from tests.adapter.conformance.host.ranks.meeting import LIMIT_S, outcome, star,
 def meet(size: int, limit_s: float = LIMIT_S) -> list[ProcessCommunicator]:
     wires = star(size)
     actions = [
-        lambda rank=rank: ProcessCommunicator(rank, wires[rank], limit_s)  # type: ignore[misc]
-        for rank in range(size)
+        lambda rank=rank: ProcessCommunicator(rank, wires[rank], limit_s) for rank in range(size)
     ]
     return together(actions)
 

@@ -36,7 +36,7 @@ def test_a_message_larger_than_the_socket_holds(ends: tuple[Wire, Wire]) -> None
 
 def test_an_end_that_is_gone_is_told_from_one_that_is_silent(ends: tuple[Wire, Wire]) -> None:
     left, right = ends
-    with pytest.raises(RankSilentError, match="left said nothing for 0.05 s"):
+    with pytest.raises(RankSilentError, match=r"left said nothing for 0\.05 s"):
         right.receive(0.05)
     left.close()
     with pytest.raises(RankLostError, match="left is gone"):
