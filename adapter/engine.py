@@ -26,10 +26,11 @@ from adapter.journal import Journal
 from adapter.link import Link, LinkConfig
 from adapter.loadmode import LoadMode, resolve
 from adapter.metadata import EngineCard
-from adapter.pagememory import PageMemory
+from adapter.pagememory import Export, PageMemory
 from adapter.poolshape import CacheShape
 from adapter.refusals import UncachedError
 from adapter.rendezvous import MEETING_POINT, Party, Role
+from adapter.ring import StagingRing
 from adapter.saver import Saver
 from protocol import __version__
 from protocol.errors import KvkeepError
@@ -163,6 +164,8 @@ class Engine(Party):
             LOGGER.warning("kvkeep: %s", why)
         for note in refusals.notes(self.llm_args):
             LOGGER.info("kvkeep: %s", note)
+        if memory.why_private:
+            LOGGER.info("kvkeep: saves go through a staging ring: %s", memory.why_private)
         self._prepared = Prepared(
             namespace, geometry, memory, mode, bool(shape.tokens_per_block), capture_device()
         )
@@ -204,8 +207,16 @@ class Engine(Party):
             self.run_uncached(f"the leader's instance could not be joined: {error}")
 
     def _bring_up(self, prepared: Prepared, instance: InstanceId, url: str) -> None:
-        """Starts link and saver; returns at once."""
+        """Starts link and saver; returns at once.
+
+        Raises:
+            ConfigError: the URL is none.
+            OSError: no memory, or no descriptors.
+        """
         geometry, memory = prepared.geometry, prepared.memory
+        ring, export = None, memory.export
+        if export is None or prepared.load_mode is LoadMode.LAYERWISE:
+            ring = StagingRing(geometry)
         link = Link(
             LinkConfig(
                 url=url,
@@ -214,18 +225,19 @@ class Engine(Party):
                 call_budget_s=self.settings.query_budget_s,
             )
         )
-        export = memory.export
-        if export is None:
-            raise UncachedError(f"this memory cannot be shared: {memory.why_private}")
-        pools = tuple(
-            ShardPool(shard=shard, num_pages=group.num_pages, regions=regions)
-            for shard, group, regions in zip(
-                geometry.shards, geometry.groups, export.regions, strict=True
-            )
-        )
-        link.register(prepared.namespace, geometry.rank, export.fd, export.num_bytes, pools)
+        try:
+            _register(link, prepared, ring, export)
+        except OSError:
+            link.close(0)
+            raise
         saver = Saver(
-            link, geometry, self.settings.held_percent, self.journal, prepared.enter_device
+            link,
+            geometry,
+            self.settings.held_percent,
+            self.journal,
+            prepared.enter_device,
+            memory=memory,
+            ring=ring,
         )
         link.start()
         saver.start()
@@ -290,6 +302,26 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
         return Engine(llm_args, settings)
 
     return MEETING_POINT.meet(llm_args, role, member, Engine, found)
+
+
+def _register(
+    link: Link, prepared: Prepared, ring: StagingRing | None, export: Export | None
+) -> None:
+    """Tells the link what the server may read: the ring where there is one, else the pool."""
+    geometry = prepared.geometry
+    if ring is not None:
+        pools, fd, num_bytes = ring.shard_pools(geometry.shards), ring.fd, ring.num_bytes
+    elif export is not None:
+        fd, num_bytes = export.fd, export.num_bytes
+        pools = tuple(
+            ShardPool(shard=shard, num_pages=group.num_pages, regions=regions)
+            for shard, group, regions in zip(
+                geometry.shards, geometry.groups, export.regions, strict=True
+            )
+        )
+    else:
+        return
+    link.register(prepared.namespace, geometry.rank, fd, num_bytes, pools, is_ring=ring is not None)
 
 
 def _close(link: Link, saver: Saver, closers: list[Callable[[], None]]) -> bool:
