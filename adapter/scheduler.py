@@ -321,10 +321,16 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         if groups is None:
             return
         state = table.find(int(request.request_id))
-        if state is None or state.reported or state.seen_iteration != self._iteration:
+        if (
+            state is None
+            or state.reported
+            or state.finished
+            or state.seen_iteration != self._iteration
+        ):
             # Not the request that was asked about just now, or not asked about at all.
             facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
             state = table.admit(facts, self._iteration, time.monotonic())
+            state.matched_tokens = 0
         if groups != state.pages:
             state.loading = None  # what was ordered for other pages says nothing of these
         state.pages, state.allocated = groups, True

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from adapter.scheduler import KvkeepConnectorScheduler
+from adapter.trtllm_fallback import RequestDataE1
 from protocol.errors import ConfigError
 from tests.adapter.enginerig import SIZE, EngineRig, launched, write_model
 from tests.adapter.hostlike import Args, ConnectorSettings, FakeRequest, Output, Report, tokens
@@ -280,3 +281,99 @@ def test_requests_that_share_a_prefix_load_in_the_same_iteration(rig: EngineRig)
         rig.scheduler.request_finished(request, [])
     rig.iterate(Output())
     assert wait_until(lambda: stats(rig)["leases"] == 0, 5)
+
+
+def test_attention_data_parallelism_is_declared() -> None:
+    assert KvkeepConnectorScheduler.supports_attention_dp is True
+
+
+def test_cancelled_and_reset_offers_are_given_back(rig: EngineRig) -> None:  # host contract §3, E4
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    request = FakeRequest(600, list(prompt))
+    assert rig.query(request) == 20
+    rig.scheduler.cancel_load(request, 12, 20)
+    assert rig.query(request) == 12
+    rig.scheduler.cancel_load(request, 0, 12)
+    rig.check_nothing_leased()
+    assert rig.query(request) == 20
+    rig.scheduler.request_reset(request)
+    rig.check_nothing_leased()
+    broken: Any = object()
+    rig.scheduler.cancel_load(broken, 0, 4)
+    rig.scheduler.request_reset(broken)
+    rig.scheduler.cancel_load(FakeRequest(601, prompt), 0, 4)
+
+
+def test_a_reset_request_comes_again_under_its_id(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    rig.run_saved(prompt)
+    request, offered, pages = rig.begin(prompt)
+    report = Report(request.request_id, list(prompt), pages, 0, 2)
+    rig.iterate(Output([report]), forward=lambda: rig.check(prompt, pages, 5))
+    rig.scheduler.request_reset(request)
+    assert rig.query(request) == offered == 20
+    pages = rig.hand_out(6)
+    rig.wipe(pages)
+    rig.scheduler.update_state_after_alloc(request, pages)
+    report = Report(request.request_id, list(prompt), pages, 0, 2)
+    rig.iterate(Output([report]), forward=lambda: rig.check(prompt, pages, 5))
+    rig.check_nothing_leased()
+
+
+def test_loads_that_are_waited_for(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_CONFORMANCE_EPOCH", "E4")
+    rig = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    prompt = tokens(22)
+    assert rig.scheduler.get_num_new_matched_tokens(FakeRequest(1, prompt), 0) == (0, False)
+    rig.next_id = 2
+    rig.run_saved(prompt)
+    assert rig.scheduler.get_num_new_matched_tokens(FakeRequest(900, prompt), 0) == (20, True)
+    assert rig.run_saved(prompt).offered == 20
+    rig.check_nothing_leased()
+    rig.close()
+
+
+def test_an_unaligned_match_is_explained_once(
+    rig: EngineRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvkeep")
+    for number in range(3):
+        assert rig.query(FakeRequest(700 + number, tokens(22)), 5) == 0
+    assert caplog.text.count("enable_partial_reuse=False") == 1
+    assert rig.worker.counters()["partial_matches"] == 3
+
+
+def test_no_report_at_all_is_an_empty_iteration(rig: EngineRig) -> None:
+    assert rig.scheduler.build_connector_meta(None).alive.size == 0
+    assert "scheduler_metadata_errors" not in rig.worker.counters()
+
+
+def test_a_leader_tells_the_other_ranks_what_to_join(server: ServerProcess, tmp_path: Path) -> None:
+    args = Args(tensor_parallel_size=2)
+    rig = EngineRig(server.url, write_model(tmp_path / "m"), args=args, page_shape=(2, 2, 32))
+    assert rig.scheduler.build_connector_meta(Output()).engine is None
+    rig.register()
+    prompt = tokens(22)
+    request, offered, pages = rig.begin(prompt)
+    assert offered == 0  # a rank is missing
+    report = Report(request.request_id, prompt, pages, 0, 22)
+    for output in (Output([report]), Output()):
+        card = rig.scheduler.build_connector_meta(output).engine
+        assert card is not None
+        assert card == rig.scheduler._engine.card
+        assert (card.instance, card.url) == (rig.scheduler._engine.instance, server.url)
+    rig.close()
+
+
+def test_reports_of_the_first_epoch_have_five_fields(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    request, _, pages = rig.begin(prompt)
+    report: Any = RequestDataE1(request.request_id, prompt, pages, 0, 22)
+    later: Any = RequestDataE1(request.request_id, [5], [], 22, 1)
+    for output in (Output([report]), Output(cached_requests=[later])):
+        rig.iterate(output)
+    assert rig.scheduler.request_finished(request, pages) is False
+    assert "scheduler_metadata_errors" not in rig.worker.counters()
