@@ -43,8 +43,13 @@ class Recording:
     def note(self, name: str, detail: Any = None) -> None:
         self.calls.append((name, threading.current_thread().name, detail))
 
+    def shutdown(self) -> None:
+        self.note("shutdown")
+
 
 class RecordingScheduler(KvCacheConnectorScheduler, Recording):
+    supports_attention_dp = True
+
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         self.setup(llm_args)
@@ -89,8 +94,18 @@ class RecordingScheduler(KvCacheConnectorScheduler, Recording):
             return 1  # type: ignore[return-value]
         return bool(self.rule == "keep")
 
+    # What the newest epoch calls if it is there.
+
+    def cancel_load(self, request: Any, start: int, end: int) -> None:
+        self.note("cancel_load", (request.request_id, start, end))
+
+    def request_reset(self, request: Any) -> None:
+        self.note("request_reset", request.request_id)
+
 
 class RecordingWorker(KvCacheConnectorWorker, Recording):
+    supports_attention_dp = True
+
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         self.setup(llm_args)
@@ -111,6 +126,8 @@ class RecordingWorker(KvCacheConnectorWorker, Recording):
 
     def start_load_kv(self, stream: Any) -> None:
         self.note("start_load_kv", stream.name)
+        if self.rule == "load-raises":
+            raise OSError("load-raises")
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         self.note("wait_for_layer_load", (layer_idx, stream.name))
@@ -155,6 +172,8 @@ class Known:
 
 class DictScheduler(KvCacheConnectorScheduler):
     """Looks up and names pages of a dictionary; saves each full block once its forward runs."""
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
@@ -239,6 +258,8 @@ class DictScheduler(KvCacheConnectorScheduler):
 
 class DictWorker(KvCacheConnectorWorker):
     """Copies on M; asynchronous loads and kept saves are reported once their event passed."""
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)

@@ -1,0 +1,148 @@
+"""What can happen to a request besides a plain run (host contract §6)."""
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from adapter.conformance.host.engine import HostEngine
+from adapter.conformance.host.errors import (
+    ConnectorContractError,
+    RequestCancelledError,
+)
+from tests.adapter.conformance.host.lifecycles import (
+    WAIT_S,
+    details_of,
+    engine,
+    names_of,
+    prompt,
+    until,
+)
+
+pytestmark = pytest.mark.torch
+
+NAMES = itertools.count()
+
+
+def parked(host: HostEngine) -> Any:
+    """A request whose asynchronous load has been announced and does not end."""
+    handle = host.submit(prompt(20), 3)
+    until(lambda: any(started for _, started in details_of(host, "get_finished")))
+    return handle
+
+
+@pytest.mark.parametrize("epoch", ["E2", "E3"])
+def test_cancelling_frees_pages_under_a_running_load_in_late_e2_and_e3(epoch: Any) -> None:
+    with engine("rule://async", epoch=epoch) as host:
+        handle = parked(host)
+        host.cancel(handle)
+        with pytest.raises(RequestCancelledError):
+            handle.result(WAIT_S)
+        # The load still runs: whatever it writes now, it writes into pages of others.
+        assert (host.stats().num_available_blocks, host._executor.ledger.num_loading) == (32, 1)
+        assert not {"request_finished", "cancel_load"} & set(names_of(host))
+        host.connector.worker.answers = [([], [1])]
+        host.connector.scheduler.rule = "nothing"
+        assert len(host.submit(prompt(4, seed=2), 1).result(WAIT_S).tokens) == 1
+        until(lambda: host._executor.ledger.num_loading == 0)
+        assert host.error is None
+
+
+def test_the_first_epoch_asks_whether_a_cancelled_requests_pages_are_needed() -> None:
+    with engine("rule://async", epoch="E1") as host:
+        handle = parked(host)
+        host.cancel(handle)
+        with pytest.raises(RequestCancelledError):
+            handle.result(WAIT_S)
+    ((request_id, pages),) = details_of(host, "request_finished")
+    assert (request_id, len(pages)) == (1, 3)
+
+
+def test_the_newest_epoch_hands_the_offer_back_and_waits_for_the_load() -> None:
+    with engine("rule://async", epoch="E4") as host:
+        handle = parked(host)
+        host.cancel(handle)
+        until(lambda: "cancel_load" in names_of(host))
+        before = host.hooks.num_calls("get_finished")
+        until(lambda: host.hooks.num_calls("get_finished") > before + 5)
+        assert not handle.done()
+        assert host.stats().num_available_blocks == 32 - 3
+        host.cancel(handle)  # asked again: handed back once
+        host.connector.worker.answers = [([], [1])]
+        with pytest.raises(RequestCancelledError):
+            handle.result(WAIT_S)
+        assert host.stats().num_available_blocks == 32
+    assert details_of(host, "cancel_load") == [(1, 0, 8)]
+    assert "request_finished" not in names_of(host)
+
+
+def test_at_shutdown_the_newest_epoch_waits_too() -> None:
+    host = engine("rule://async", epoch="E4")
+    handle = parked(host)
+    worker = host.connector.worker
+    original = worker.get_finished
+
+    def land_when_cancelled(*announced: Any) -> Any:
+        original(*announced)
+        return [], [1] if "cancel_load" in names_of(host) else []
+
+    worker.get_finished = land_when_cancelled
+    host.shutdown()
+    with pytest.raises(RequestCancelledError, match="shutdown"):
+        handle.result(WAIT_S)
+    assert host.stats().num_available_blocks == 32
+    # Both classes, after the executor ended.
+    assert names_of(host)[-2:] == ["shutdown", "shutdown"]
+
+
+def test_under_attention_dp_a_cancel_waits_for_the_transfer() -> None:
+    args = {"enable_attention_dp": True}
+    with engine("rule://async", epoch="E3", args=args) as host:
+        handle = parked(host)
+        host.cancel(handle)
+        before = host.hooks.num_calls("get_finished")
+        until(lambda: host.hooks.num_calls("get_finished") > before + 5)
+        assert not handle.done()
+        host.connector.worker.answers = [([], [1])]
+        with pytest.raises(RequestCancelledError):
+            handle.result(WAIT_S)
+    assert "cancel_load" not in names_of(host)  # E4's
+
+
+def test_the_newest_epoch_polls_while_idle_and_ignores_unknown_ids() -> None:
+    with engine("rule://keep", epoch="E4") as host:
+        host.submit(prompt(10), 1).result(WAIT_S)
+        before = host.hooks.num_calls("get_finished")
+        until(lambda: host.hooks.num_calls("get_finished") > before + 5)
+        assert host.stats().num_saving_pages == 2
+        host.connector.worker.answers = [([77], [78]), ([1, 1], [])]
+        until(lambda: host.stats().num_saving_pages == 0)
+        settled = host.hooks.num_calls("get_finished")
+        time.sleep(0.05)  # it is the absence of polls that is shown: nothing is pending
+        assert host.hooks.num_calls("get_finished") <= settled + 1
+        assert host.error is None
+
+
+def test_a_context_only_request_ends_with_its_first_token() -> None:
+    with engine() as host:
+        result = host.submit(prompt(20), 9, context_only=True).result(WAIT_S)
+        until(lambda: "request_finished" in names_of(host))
+    assert len(result.tokens) == 1
+    names = names_of(host)
+    assert names.count("wait_for_save") == names.count("request_finished") == 1
+
+
+def test_a_generation_only_request_is_an_error_with_a_connector_on_v1() -> None:
+    with engine() as host, pytest.raises(ConnectorContractError, match="generation-only"):
+        host.submit(prompt(20), 1, generation_only=True)
+
+
+@pytest.mark.parametrize("epoch", ["E1", "E2", "E3"])
+def test_older_epochs_call_none_of_the_newest_methods(epoch: Any) -> None:
+    with engine("rule://async", epoch=epoch) as host:
+        host.cancel(parked(host))
+        until(lambda: not host._executor._scheduler.active)
+    assert not {"cancel_load", "request_reset", "shutdown"} & set(names_of(host))
