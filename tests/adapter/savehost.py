@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from adapter.reports import build_metadata, last_word
+from adapter.naming import last_word
+from adapter.reports import build_metadata
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.savebook import SaveBook
