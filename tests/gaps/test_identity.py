@@ -54,8 +54,7 @@ def test_row_07_salt_adapter_and_media_are_in_the_key(bench: Bench) -> None:
 def test_row_14_the_width_of_a_token_follows_the_model(
     config: dict[str, Any], kv_factor: int, tensor_parallel: int, elements: int
 ) -> None:
-    flat = modelfiles.text_config(config)
-    assert modelfiles.elements_per_token(flat, kv_factor, tensor_parallel) == elements
+    assert modelfiles.elements_per_token(config, kv_factor, tensor_parallel) == elements
 
 
 def test_row_15_block_size_and_dtype_are_in_the_key(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from adapter.conformance.host.options import HostOptions
 from adapter.conformance.kit import checks_hooks, checks_saves
 from adapter.conformance.kit.bench import BLOCK, Bench, Probe, same, text
 from adapter.conformance.kit.verdict import Outcome
-from adapter.conformance.schedules.play import GAUGES
+from adapter.conformance.schedules.play import check_nothing_left
 from adapter.conformance.schedules.service import Service
 from adapter.conformance.schedules.subject import SoloSubject
 
@@ -33,12 +33,7 @@ def test_row_06_a_late_answer_is_used_and_locks_do_not_linger(
         threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
         result = seen.store(prompt, 2)  # the budget of these tests is 500 ms
         assert result.num_loaded_tokens == 3 * BLOCK
-        subject = SoloSubject(seen.host)
-        deadline = time.monotonic() + 10
-        while any(subject.server_values().get(name, 1) for name in GAUGES):
-            assert time.monotonic() < deadline, subject.server_values()
-            time.sleep(0.01)
-        subject.close()
+        check_nothing_left(0, SoloSubject(seen.host))
 
 
 def test_row_09_no_hook_waits_for_a_server_or_a_forward(bench: Bench) -> None:
@@ -85,9 +80,4 @@ def test_row_12_cancelled_requests_leave_no_lock_behind(bench: Bench) -> None:
         for _ in range(8):
             seen.host.cancel(seen.host.submit(prompt, 30))
         seen.host.forget_reuse(20.0)
-        subject = SoloSubject(seen.host)
-        deadline = time.monotonic() + 10
-        while any(subject.server_values().get(name, 1) for name in GAUGES):
-            assert time.monotonic() < deadline, subject.server_values()
-            time.sleep(0.01)
-        subject.close()
+        check_nothing_left(0, SoloSubject(seen.host))

@@ -77,7 +77,7 @@ LAYOUT: Final = Dimension(
         Value("v1_private", "memory the server cannot map (managed): through the staging ring"),
         Value("v2_one", "one layer group in one region"),
         Value("v2_regions", "one group in several regions, pages smaller than their stride"),
-        Value("v2_groups", "two full-attention groups"),
+        Value("v2_groups", "two groups, one with a window longer than any request"),
         Value("v2_window", "a full-attention group and one with a sliding window"),
         Value("v2_private", "V2's virtual memory, which cannot be exported"),
     ),
@@ -116,8 +116,14 @@ class Combination:
 
     @property
     def test_id(self) -> str:
-        """As in ``tests/e2e/test_combinations.py::test_combination[...]``."""
+        """What stands in brackets in the name of its test."""
         return f"{self.epoch}-{self.lifecycle}-{self.layout}-{self.mode}-{self.ranks}"
+
+    @property
+    def test_file(self) -> str:
+        """Where its test is."""
+        suffix = "" if self.ranks == "1" else "_ranked"
+        return f"tests/e2e/test_combinations{suffix}.py"
 
     def value(self, dimension: str) -> str:
         """The value of a dimension, by name."""

@@ -19,7 +19,7 @@ from adapter.conformance.coverage.dimensions import DIMENSIONS, Dimension
 from adapter.conformance.coverage.refused import REFUSED
 from adapter.conformance.coverage.rules import RULES
 
-TEST: Final = "tests/e2e/test_combinations.py::test_combination"
+_TEST: Final = "test_combination"
 
 _HEAD: Final = """\
 # TensorRT-LLM: what is covered
@@ -96,10 +96,10 @@ def _reasons() -> Iterator[str]:
 
 def _list() -> Iterator[str]:
     yield "## Combinations\n"
-    yield f"Each is `{TEST}[…]`, with the id in brackets.\n"
-    yield "| | id |\n| --- | --- |"
+    yield f"Each is `{_TEST}[…]` of the file, with the id in brackets.\n"
+    yield "| | id | file |\n| --- | --- | --- |"
     for number, combination in enumerate(combinations(), 1):
-        yield f"| {number} | `{combination.test_id}` |"
+        yield f"| {number} | `{combination.test_id}` | `{combination.test_file}` |"
     yield ""
 
 

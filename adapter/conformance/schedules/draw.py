@@ -25,6 +25,14 @@ class Shape:
         num_documents: texts that prompts begin with.
         max_new_tokens: of an answer.
         family: schedules of one family share documents.
+        forget: share of waves after which the host's own cache is emptied.
+        cancel: share of requests that are cancelled.
+        stop: share of requests with stop tokens.
+        context_only: whether requests end after their first token, as the first half of a
+            disaggregated one.
+        one_left: whether prompts are one token longer than whole blocks, so that a full hit leaves
+            one token to compute.
+        pause_s: between waves, during which the executor is idle.
     """
 
     tokens_per_block: int
@@ -33,6 +41,12 @@ class Shape:
     num_documents: int = 3
     max_new_tokens: int = 6
     family: int = 0
+    forget: float = 0.7
+    cancel: float = 0.15
+    stop: float = 0.25
+    context_only: bool = False
+    one_left: bool = False
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,7 @@ class Ask:
         stop_ids: end the answer early.
         cache_salt: tenant.
         cancel_after_s: when to cancel it after the wave was submitted; None lets it end.
+        context_only: as ``HostEngine.submit``.
     """
 
     prompt: tuple[int, ...]
@@ -52,6 +67,7 @@ class Ask:
     stop_ids: frozenset[int] = frozenset()
     cache_salt: str | None = None
     cancel_after_s: float | None = None
+    context_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,10 +78,12 @@ class Wave:
         asks: in order of submission.
         forget: whether the host's own cache is emptied afterwards, so that only the server's is
             left.
+        pause_s: how long nothing is asked afterwards.
     """
 
     asks: tuple[Ask, ...]
     forget: bool
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,7 @@ def draw(seed: int, shape: Shape) -> Schedule:
         asks = tuple(_ask(rng, documents, shape) for _ in range(rng.choice((1, 1, 2, 2, 3))))
         if rng.random() < 0.3:
             asks += (asks[0],)  # the same at the same time
-        waves.append(Wave(asks, forget=rng.random() < 0.7))
+        waves.append(Wave(asks, rng.random() < shape.forget, shape.pause_s))
     return Schedule(seed, tuple(waves))
 
 
@@ -107,14 +125,19 @@ def _ask(rng: random.Random, documents: list[tuple[int, ...]], shape: Shape) -> 
     size, longest = shape.tokens_per_block, shape.max_blocks * shape.tokens_per_block
     length = rng.randint(1, shape.max_blocks) * size + rng.choice((-1, 0, 0, 1, 1, size // 2))
     length = max(1, min(length, longest))
+    if shape.one_left:
+        length = min(length // size * size + 1, longest - size + 1)
     kept = rng.choice((length, length, (length // size) * size, rng.randint(0, length)))
     tail = [rng.randrange(1, shape.vocab_size) for _ in range(length - kept)]
     prompt = (*rng.choice(documents)[:kept], *tail)
-    stops = frozenset(rng.sample(range(shape.vocab_size), 12)) if rng.random() < 0.25 else None
+    stops = (
+        frozenset(rng.sample(range(shape.vocab_size), 12)) if rng.random() < shape.stop else None
+    )
     return Ask(
         prompt=prompt,
         max_new_tokens=rng.choice((1, 1, 2, rng.randint(1, shape.max_new_tokens))),
         stop_ids=stops or frozenset(),
         cache_salt=rng.choice(_SALTS),
-        cancel_after_s=rng.random() * 0.02 if rng.random() < 0.15 else None,
+        cancel_after_s=rng.random() * 0.02 if rng.random() < shape.cancel else None,
+        context_only=shape.context_only,
     )

@@ -75,6 +75,7 @@ def play(
         _play_wave(schedule.seed, wave, subject, expected, tally)
         if wave.forget:
             subject.forget_reuse(_SETTLE_S)
+        time.sleep(wave.pause_s)
     subject.forget_reuse(_SETTLE_S)
     check_nothing_left(schedule.seed, subject)
     tally.schedules += 1
@@ -90,7 +91,7 @@ def _play_wave(
         time.sleep(max(0.0, began_s + after_s - time.monotonic()))
         subject.cancel(handle)
     for ask, handle in handles:
-        answer = _result(seed, ask, handle, subject)
+        answer = _result(seed, ask, handle)
         tally.requests += 1
         if answer is None:
             tally.cancelled += 1
@@ -101,7 +102,7 @@ def _play_wave(
         tally.loaded_tokens += answer.num_loaded_tokens
 
 
-def _result(seed: int, ask: Ask, handle: Handle, subject: Subject) -> Answer | None:
+def _result(seed: int, ask: Ask, handle: Handle) -> Answer | None:
     try:
         return handle.result(_RESULT_S)
     except RequestCancelledError:
@@ -109,7 +110,7 @@ def _result(seed: int, ask: Ask, handle: Handle, subject: Subject) -> Answer | N
             raise PlayError(f"seed {seed}: a request was cancelled by nobody: {ask}") from None
         return None
     except Exception as error:
-        raise PlayError(f"seed {seed}: {error!r}; {subject.died_of()} for {ask}") from error
+        raise PlayError(f"seed {seed}: {error!r} for {ask}") from error
 
 
 def check_equal(seed: int, ask: Ask, answer: Answer, wanted: Answer) -> None:
@@ -161,13 +162,16 @@ def check_nothing_left(seed: int, subject: Subject) -> None:
 
 
 def _left(subject: Subject) -> list[str]:
-    values = subject.server_values()
-    if not values:
-        return ["a server that does not answer"]
-    left = [f"{name}={values.get(name, 'missing')}" for name in GAUGES if values.get(name) != 0]
-    for rank, counters in enumerate(subject.held()):
-        left += [f"rank {rank}: {name}={counters[name]}" for name in HELD if counters.get(name)]
-    free, total = subject.free_pages()
-    if free != total:
-        left.append(f"{total - free} pages of the host")
+    left: list[str] = []
+    for rank, seen in enumerate(subject.look()):
+        if seen.died_of:
+            return [f"rank {rank} died of {seen.died_of}"]
+        if rank == 0 and not seen.server:
+            return ["a server that does not answer"]
+        if rank == 0:
+            gauges = {name: seen.server.get(name, "missing") for name in GAUGES}
+            left += [f"{name}={value}" for name, value in gauges.items() if value != 0]
+        left += [f"rank {rank}: {n}={seen.adapter[n]}" for n in HELD if seen.adapter.get(n)]
+        if seen.free_pages != seen.num_pages:
+            left.append(f"rank {rank}: {seen.num_pages - seen.free_pages} pages of the host")
     return left

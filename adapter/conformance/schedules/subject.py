@@ -5,16 +5,19 @@ Must not know: schedules, what is compared. Called from the runner's thread.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from adapter.channel import Channel
 from adapter.conformance.host.engine import HostEngine
+from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
 from adapter.conformance.schedules.draw import Ask
 from protocol.errors import KvkeepError
 from protocol.messages import Stats, StatsReply
 
 _STATS_S = 2.0
+_LOOK = f"{__name__}:look"
 
 
 class Answer(Protocol):
@@ -36,8 +39,57 @@ class Answer(Protocol):
 class Handle(Protocol):
     """A submitted request, as ``RequestHandle``."""
 
-    def result(self, timeout_s: float | None = None) -> Answer:
+    def result(self, timeout_s: float) -> Answer:
         """Waits for the end; raises if it failed or was cancelled."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one rank shows of itself.
+
+    Attributes:
+        free_pages: that could be handed out now.
+        num_pages: all pages, over all groups.
+        adapter: the adapter's counters.
+        server: counters and gauges of the server as this rank is told; empty when it cannot be
+            asked.
+        died_of: why the executor is gone; empty while it runs.
+    """
+
+    free_pages: int
+    num_pages: int
+    adapter: dict[str, int]
+    server: dict[str, int]
+    died_of: str
+
+
+def look(host: HostEngine) -> Look:
+    """Looks at one rank, in its own process.
+
+    Args:
+        host: with or without a connector.
+    """
+    worker = host.connector.worker
+    return Look(
+        free_pages=host.stats().num_available_blocks,
+        num_pages=host.allocator.num_pages,
+        adapter=worker.counters() if hasattr(worker, "counters") else {},
+        server=_ask_server(getattr(worker, "link", None)),
+        died_of="" if host.error is None else repr(host.error),
+    )
+
+
+def _ask_server(link: Any) -> dict[str, int]:
+    if link is None:
+        return {}
+    channel = link.open_channel()
+    try:
+        reply = channel.call(Stats(), _STATS_S)
+    except KvkeepError:
+        return {}
+    finally:
+        channel.close()
+    return dict(reply.values) if isinstance(reply, StatsReply) else {}
 
 
 class Subject(Protocol):
@@ -52,21 +104,12 @@ class Subject(Protocol):
     def forget_reuse(self, timeout_s: float) -> None:
         """Waits until nothing runs or is held, and empties the host's own cache."""
 
-    def free_pages(self) -> tuple[int, int]:
-        """Pages that could be handed out, and all pages, over all groups and ranks."""
-
-    def held(self) -> Sequence[dict[str, int]]:
-        """The adapter's counters, one dict per rank."""
-
-    def server_values(self) -> dict[str, int]:
-        """The server's counters and gauges; empty when it cannot be asked."""
-
-    def died_of(self) -> str:
-        """Why it cannot go on; empty while it can."""
+    def look(self) -> Sequence[Look]:
+        """Looks at every rank."""
 
 
 class SoloSubject:
-    """A ``HostEngine`` of this process, with the kvkeep connector."""
+    """A ``HostEngine`` of this process."""
 
     def __init__(self, engine: HostEngine) -> None:
         """Wraps an engine; the caller ends it.
@@ -75,13 +118,10 @@ class SoloSubject:
             engine: running.
         """
         self.engine = engine
-        self._channel: Channel | None = None
 
     def submit(self, ask: Ask) -> Handle:
         """Asks for a generation."""
-        return self.engine.submit(
-            ask.prompt, ask.max_new_tokens, stop_ids=ask.stop_ids, cache_salt=ask.cache_salt
-        )
+        return self.engine.submit(ask.prompt, ask.max_new_tokens, **_further(ask))
 
     def cancel(self, handle: Any) -> None:
         """Ends a request early."""
@@ -91,33 +131,47 @@ class SoloSubject:
         """Waits until nothing runs or is held, and empties the host's own cache."""
         self.engine.forget_reuse(timeout_s)
 
-    def free_pages(self) -> tuple[int, int]:
-        """Pages that could be handed out, and all pages."""
-        return self.engine.stats().num_available_blocks, self.engine.num_pages
+    def look(self) -> Sequence[Look]:
+        """Looks at the only rank."""
+        return [look(self.engine)]
 
-    def held(self) -> Sequence[dict[str, int]]:
-        """The adapter's counters."""
-        return [self.engine.connector.worker.counters()]
 
-    def server_values(self) -> dict[str, int]:
-        """The server's counters and gauges; empty when it cannot be asked."""
-        link = self.engine.connector.worker.link
-        if link is None:
-            return {}
-        if self._channel is None:
-            self._channel = link.open_channel()
-        try:
-            reply = self._channel.call(Stats(), _STATS_S)
-        except KvkeepError:
-            return {}
-        return dict(reply.values) if isinstance(reply, StatsReply) else {}
+class RankedSubject:
+    """An engine of several processes: tensor parallel, or attention data parallel."""
 
-    def died_of(self) -> str:
-        """Why it cannot go on; empty while it can."""
-        return "" if self.engine.error is None else repr(self.engine.error)
+    def __init__(self, engine: TensorParallelEngine | AttentionDpEngine) -> None:
+        """Wraps an engine; the caller ends it.
 
-    def close(self) -> None:
-        """Closes what this object opened; the engine is left alone."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        Args:
+            engine: running.
+        """
+        self.engine = engine
+        self._turns = itertools.count()
+
+    def submit(self, ask: Ask) -> Handle:
+        """Asks for a generation; under attention data parallelism one rank after the other."""
+        if isinstance(self.engine, AttentionDpEngine):
+            rank = next(self._turns) % self.engine.size
+            return self.engine.submit(ask.prompt, ask.max_new_tokens, rank=rank, **_further(ask))
+        return self.engine.submit(ask.prompt, ask.max_new_tokens, **_further(ask))
+
+    def cancel(self, handle: Any) -> None:
+        """Ends a request early."""
+        handle.cancel()
+
+    def forget_reuse(self, timeout_s: float) -> None:
+        """Waits until nothing runs or is held, and empties every rank's own cache."""
+        self.engine.forget_reuse(timeout_s)
+
+    def look(self) -> Sequence[Look]:
+        """Looks at every rank."""
+        found: list[Look] = [self.engine.call(rank, _LOOK) for rank in range(self.engine.size)]
+        return found
+
+
+def _further(ask: Ask) -> dict[str, Any]:
+    return {
+        "stop_ids": ask.stop_ids,
+        "cache_salt": ask.cache_salt,
+        "context_only": ask.context_only,
+    }

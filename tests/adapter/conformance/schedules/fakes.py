@@ -10,6 +10,7 @@ import torch
 
 from adapter.conformance.host.errors import RequestCancelledError
 from adapter.conformance.schedules.draw import Ask
+from adapter.conformance.schedules.subject import Look
 
 
 @dataclass
@@ -29,7 +30,7 @@ class FakeHandle:
         self._ask, self._spoil = ask, spoil
         self.is_cancelled = False
 
-    def result(self, timeout_s: float | None = None) -> FakeAnswer:
+    def result(self, timeout_s: float) -> FakeAnswer:
         if self.is_cancelled:
             raise RequestCancelledError("cancelled")
         found = answer(self._ask)
@@ -49,6 +50,7 @@ class FakeSubject:
     counters: list[dict[str, int]] = field(default_factory=lambda: [{"held_pages": 0}])
     pages: tuple[int, int] = (8, 8)
     num_asked: int = 0
+    died_of: str = ""
 
     def submit(self, ask: Ask) -> FakeHandle:
         self.num_asked += 1
@@ -59,14 +61,6 @@ class FakeSubject:
 
     def forget_reuse(self, timeout_s: float) -> None: ...
 
-    def free_pages(self) -> tuple[int, int]:
-        return self.pages
-
-    def held(self) -> Sequence[dict[str, int]]:
-        return self.counters
-
-    def server_values(self) -> dict[str, int]:
-        return self.values
-
-    def died_of(self) -> str:
-        return ""
+    def look(self) -> Sequence[Look]:
+        free, total = self.pages
+        return [Look(free, total, one, self.values, self.died_of) for one in self.counters]

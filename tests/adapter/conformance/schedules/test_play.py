@@ -66,3 +66,8 @@ def test_lost_pages_and_a_silent_server_are_seen() -> None:
     subject.values.clear()
     with pytest.raises(PlayError, match="does not answer"):
         play(SCHEDULE, subject, answer, Tally())
+
+
+def test_a_dead_executor_is_seen() -> None:
+    with pytest.raises(PlayError, match="rank 0 died of OSError"):
+        play(SCHEDULE, FakeSubject(died_of="OSError()"), answer, Tally())

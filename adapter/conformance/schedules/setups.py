@@ -1,0 +1,227 @@
+"""The engines of a combination: model, cache, host options, processes, settings.
+
+Must not know: what engines are asked beyond the shape of requests. Builds processes; runs in the
+caller's thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from adapter.config import ENV_BUDGET_MS, ENV_HELD_PERCENT, ENV_LOAD_MODE, make_kv_connector_config
+from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.host.engine import HostEngine
+from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig, LlmArgs
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
+from adapter.conformance.host.weights import LATENT, SLIDING, TINY, ModelConfig, write_model_dir
+from adapter.conformance.schedules.draw import Shape
+from adapter.conformance.schedules.subject import RankedSubject, SoloSubject
+
+_SIZES: Final = {"1": 1, "tp2": 2, "tp4": 4, "adp2": 2}
+_BLOCKS: Final = {"v1_bs32": 32, "v1_bs64": 64, "v1_bs128": 128}
+
+EXACT: Final = {
+    # The machine may be busy with other things: a late answer is no miss here.
+    ENV_BUDGET_MS: "500",
+    ENV_HELD_PERCENT: "50",
+}
+"""Settings of engines whose hits are counted."""
+
+
+def skips_some(iteration: int) -> bool:
+    """Forwards that a host skips after loads were started."""
+    return iteration % 4 == 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the engines of a combination are built.
+
+    Attributes:
+        config: of the model.
+        cache: arguments.
+        options: of the host.
+        num_blocks: pages of each layer group.
+        size: processes.
+        is_adp: attention data parallel.
+        max_num_tokens: of a forward.
+        shape: of requests.
+        environ: settings of the adapter.
+    """
+
+    config: ModelConfig
+    cache: KvCacheConfig
+    options: HostOptions
+    num_blocks: int
+    size: int
+    is_adp: bool
+    max_num_tokens: int
+    shape: Shape
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reference_key(self) -> tuple[Any, ...]:
+        """Setups with equal keys compute equal logits."""
+        size = 1 if self.is_adp else self.size
+        tokens = self.options.tokens_per_block or self.cache.tokens_per_block
+        return self.config, self.cache.dtype, tokens, size
+
+
+def setup_of(combination: Combination) -> Setup:
+    """What a combination means.
+
+    Args:
+        combination: legal.
+    """
+    life, layout, ranks = combination.lifecycle, combination.layout, combination.ranks
+    block = _BLOCKS.get(layout, 16)
+    max_blocks = 2 if block > 32 else 4
+    longest = (max_blocks + 1) * block
+    return Setup(
+        config=replace(_model(layout), max_position_embeddings=longest),
+        cache=_cache(layout, block),
+        options=_options(combination),
+        # Few pages: what is freed is handed out again at once; fewer still to be destroyed.
+        num_blocks=max_blocks + 2 if life == "replayed" else 3 * max_blocks + 2,
+        size=_SIZES[ranks],
+        is_adp=ranks == "adp2",
+        max_num_tokens=2 * block if life == "chunked" else 4 * longest,
+        shape=_shape(life, block, max_blocks),
+        environ={**EXACT, ENV_LOAD_MODE: combination.mode},
+    )
+
+
+def _model(layout: str) -> ModelConfig:
+    if layout == "v1_mla":
+        return replace(LATENT, num_attention_heads=4)
+    if layout == "v2_window":
+        return SLIDING
+    if layout == "v2_groups":
+        return replace(TINY, layer_windows=(0, 4096, 0))
+    return TINY
+
+
+def _cache(layout: str, block: int) -> KvCacheConfig:
+    return KvCacheConfig(
+        # The pool is what counts: the arguments may say otherwise (host contract §2).
+        tokens_per_block=32 if layout == "v1_bs64" else block,
+        enable_partial_reuse=False,
+        dtype="fp8" if layout == "v1_fp8" else "auto",
+        use_uvm=layout == "v1_private",
+        use_kv_cache_manager_v2=layout.startswith("v2"),
+    )
+
+
+def _options(combination: Combination) -> HostOptions:
+    layout, life = combination.layout, combination.lifecycle
+    return HostOptions(
+        epoch=combination.epoch,  # type: ignore[arg-type]
+        layout="v2" if layout.startswith("v2") else "v1",
+        regions="apart" if layout == "v2_regions" else "joined",
+        tokens_per_block=64 if layout == "v1_bs64" else None,
+        private_pool=layout in ("v1_private", "v2_private"),
+        cuda_graphs=life == "graph",
+        skip_forward=skips_some if life == "skipped_forward" else None,
+        num_drafts=2 if life == "drafts" else 0,
+        overlap=life != "plain" or combination.epoch != "E2",
+    )
+
+
+def _shape(life: str, block: int, max_blocks: int) -> Shape:
+    changes: dict[str, dict[str, Any]] = {
+        "device_prefix": {"forget": 0.2},
+        "early_stop": {"stop": 1.0},
+        "cancelled": {"cancel": 0.6},
+        "replayed": {"max_new_tokens": 12, "cancel": 0.0},
+        "context_only": {"context_only": True},
+        "idle": {"pause_s": 0.05, "forget": 0.3},
+        "graph": {"one_left": True},
+    }
+    return Shape(tokens_per_block=block, max_blocks=max_blocks, **changes.get(life, {}))
+
+
+@contextmanager
+def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject | RankedSubject]:
+    """An engine, running; it is ended afterwards.
+
+    Args:
+        setup: how it is built.
+        models: folder for model directories, shared by all setups.
+        url: of its server; None builds the reference: no connector, no reuse, one request's worth
+            of pages or more.
+
+    Yields:
+        The engine.
+    """
+    args = LlmArgs(
+        model=str(_model_dir(models, setup.config)),
+        kv_cache_config=setup.cache if url else _reference_cache(setup),
+        kv_connector_config=_connector(url),
+        max_num_tokens=setup.max_num_tokens,
+    )
+    options = setup.options if url else _reference_options(setup)
+    if setup.size == 1 or (setup.is_adp and url is None):
+        with _environ(setup.environ), HostEngine(args, setup.num_blocks, options=options) as host:
+            yield SoloSubject(host)
+            end = getattr(host.connector.worker, "shutdown", None)
+            if end is not None:
+                end()
+        return
+    kind = AttentionDpEngine if setup.is_adp else TensorParallelEngine
+    with kind(
+        args,
+        setup.num_blocks,
+        setup.size,
+        options=options,
+        per_rank=lambda rank, common: replace(common, load_skew=rank),
+        environ=setup.environ,
+    ) as engine:
+        yield RankedSubject(engine)
+
+
+def _reference_cache(setup: Setup) -> KvCacheConfig:
+    tokens = setup.options.tokens_per_block or setup.cache.tokens_per_block
+    return KvCacheConfig(tokens_per_block=tokens, enable_block_reuse=False, dtype=setup.cache.dtype)
+
+
+def _reference_options(setup: Setup) -> HostOptions:
+    return HostOptions(epoch="E2")
+
+
+def _connector(url: str | None) -> KvCacheConnectorConfig | None:
+    if url is None:
+        return None
+    made = make_kv_connector_config(url)
+    return KvCacheConnectorConfig(
+        connector_module=made.connector_module,
+        connector_scheduler_class=made.connector_scheduler_class,
+        connector_worker_class=made.connector_worker_class,
+        server_url=made.server_url,
+    )
+
+
+def _model_dir(models: Path, config: ModelConfig) -> Path:
+    folder = models / f"model-{abs(hash(config)):x}"
+    if not folder.exists():
+        write_model_dir(folder, config)
+    return folder
+
+
+@contextmanager
+def _environ(settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

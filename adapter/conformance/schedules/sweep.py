@@ -1,0 +1,102 @@
+"""Plays many schedules over many combinations, each against its reference.
+
+References are kept while a sweep lasts, for engines that compute alike share one. Must not know:
+what is shown. Runs in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.schedules.draw import Ask, draw
+from adapter.conformance.schedules.play import PlayError, Tally, play
+from adapter.conformance.schedules.reference import Reference
+from adapter.conformance.schedules.setups import Setup, opened, setup_of
+from adapter.conformance.schedules.subject import Subject
+
+_JOIN_S: Final = 20.0
+_POLL_S: Final = 0.01
+_MAX_REFERENCES: Final = 3
+"""Kept at once: each may be several processes."""
+
+
+class Sweep:
+    """A run; used as a context, which ends every engine."""
+
+    def __init__(self, url: str, models: Path) -> None:
+        """Starts nothing.
+
+        Args:
+            url: of the server that all engines share.
+            models: folder for model directories.
+        """
+        self._url = url
+        self._models = models
+        self._references: dict[tuple[Any, ...], tuple[ExitStack, Reference]] = {}
+
+    def __enter__(self) -> Sweep:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        while self._references:
+            self._references.popitem()[1][0].close()
+
+    def run(self, combination: Combination, seeds: Iterable[int], tally: Tally) -> None:
+        """Plays some schedules on the engine of one combination.
+
+        Args:
+            combination: legal.
+            seeds: one schedule each.
+            tally: counts what is seen.
+
+        Raises:
+            PlayError: an answer was wrong, or something was left behind.
+        """
+        setup = setup_of(combination)
+        expected = self._reference(setup)
+        with opened(setup, self._models, self._url) as subject:
+            join(subject, setup)
+            for seed in seeds:
+                try:
+                    play(draw(seed, setup.shape), subject, expected, tally)
+                except PlayError as error:
+                    raise PlayError(f"{combination.test_id}: {error}") from error
+
+    def _reference(self, setup: Setup) -> Reference:
+        key = setup.reference_key
+        if key not in self._references:
+            while len(self._references) >= _MAX_REFERENCES:
+                self._references.pop(next(iter(self._references)))[0].close()
+            stack = ExitStack()
+            engine = stack.enter_context(opened(setup, self._models, None))
+            self._references[key] = stack, Reference(engine)
+        return self._references[key][1]
+
+
+def join(subject: Subject, setup: Setup) -> None:
+    """Waits until every rank is registered and has mapped what it was given.
+
+    The other ranks join with the first metadata, so something is asked first.
+
+    Args:
+        subject: an engine with a connector.
+        setup: how it was built.
+
+    Raises:
+        PlayError: it did not join in time.
+    """
+    end_s = time.monotonic() + _JOIN_S
+    while True:
+        for _ in range(setup.size if setup.is_adp else 1):
+            subject.submit(Ask((1, 2, 3), 1)).result(_JOIN_S)
+        values = subject.look()[0].server
+        if values.get("sessions") == setup.size and values.get("extents_unmapped") == 0:
+            return
+        if time.monotonic() > end_s:
+            raise PlayError(f"the engine did not join: {values}")
+        time.sleep(_POLL_S)
