@@ -17,7 +17,7 @@ import pytest
 
 from adapter import embedded, trtllm_api
 from adapter.config import ENV_LOAD_MODE
-from adapter.engine import Engine, engine_for
+from adapter.engine import Engine, Running, engine_for
 from adapter.loadmode import LoadMode
 from adapter.metadata import EngineCard
 from adapter.pagememory import PageMemory
@@ -66,6 +66,16 @@ def cache(heads: int = 2) -> tuple[CacheShape, PageMemory]:
 
 def private_cache() -> tuple[CacheShape, PageMemory]:
     return read_tensor(FakeTensor(np.zeros((NUM_PAGES, 2, 2, 64), np.float32)))
+
+
+def card_of(engine: Engine) -> EngineCard | None:
+    """The card now; through a call, so that type checkers do not assume it unchanged."""
+    return engine.card
+
+
+def running_of(engine: Engine) -> Running | None:
+    """The registered engine now; likewise."""
+    return engine.running
 
 
 def asked(server: Responder) -> RegisterKvCache:
@@ -185,32 +195,34 @@ def test_other_ranks_join_by_the_leaders_card(
     url: str, short_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, other = ranks(model, monkeypatch)
-    assert leader.card is None
+    assert card_of(leader) is None
     with Responder(short_dir) as server:
         leader.register(*cache(heads=1))
-        card = leader.card
+        card = card_of(leader)
         assert card == EngineCard(instance=leader.instance, url=url)
         other.follow(card)
-        assert other.running is None  # nothing was registered with it yet
+        assert running_of(other) is None  # nothing was registered with it yet
         other.register(*cache(heads=1))
-        assert (other.running, other.card) == (None, None)
+        assert (running_of(other), card_of(other)) == (None, None)
         other.follow(None)
-        assert other.running is None
+        assert running_of(other) is None
         begin_s = time.monotonic()
         other.follow(card)
         assert time.monotonic() - begin_s < 0.05
-        running = other.running
+        running = running_of(other)
         assert running is not None
         assert running.link.wait_joined(10) is not None
         registered = asked(server)
         assert (registered.rank, [pool.shard for pool in registered.pools]) == (1, [1])
         assert leader.running is not None
-        assert registered.namespace == leader.running.link.wait_joined(10).namespace  # type: ignore[union-attr]
+        joined = leader.running.link.wait_joined(10)
+        assert joined is not None
+        assert registered.namespace == joined.namespace
         other.follow(EngineCard(instance=leader.instance, url=url))
         leader.follow(EngineCard(instance=b"x" * 16, url=url))
-        assert other.running is running
+        assert running_of(other) is running
         assert leader.running is not None
-        assert other.card is None
+        assert card_of(other) is None
         assert leader.close()
         assert other.close()
 
@@ -221,7 +233,7 @@ def test_a_card_that_cannot_be_followed(model: Path, monkeypatch: pytest.MonkeyP
     other.register(*cache(heads=1))
     other.follow(EngineCard(instance=b"x" * 16, url="nowhere"))
     assert "could not be joined" in other.uncached_because
-    assert other.running is None
+    assert running_of(other) is None
 
 
 def test_a_leader_that_became_another(
@@ -232,7 +244,7 @@ def test_a_leader_that_became_another(
     other.follow(EngineCard(instance=b"x" * 16, url=url))
     other.follow(EngineCard(instance=b"y" * 16, url=url))
     assert "another instance" in other.uncached_because
-    assert other.running is None
+    assert running_of(other) is None
     other.close()
 
 
