@@ -140,6 +140,9 @@ class V2Scheduler:
             self._size,
             lambda start, end: self._cache.grow(request, matched if recomputes else start, end),
         )
+        if not recomputes:
+            # What is loaded fills only the pages that a window reaches from the start on.
+            self._cache.slide(request, window.start)
         honoured = window.start - matched
         request.matched_by_connector = honoured
         self._port.after_alloc(request)
