@@ -63,6 +63,8 @@ class Device:
         if not any(pages):
             return
         ids = [list(group) for group in pages]
+        # As the next forward would: reads already on M come first (§5, "Freed pages").
+        self.execution.wait_stream(self.main)
         self.execution.enqueue(lambda: self._fill(ids))
         # Nothing on a real host writes here, so a load ordered on M must not race with it.
         self.main.wait_stream(self.execution)

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import torch
 
-from adapter.conformance.host.allocator import BlockAllocator
-from adapter.conformance.host.cache import CacheManager, V1Cache
 from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.construction import playing
@@ -30,8 +28,8 @@ from adapter.conformance.host.forward import ForwardModel
 from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.iteration import Parts
 from adapter.conformance.host.llm_args import LlmArgs
-from adapter.conformance.host.memory import v1_memory
-from adapter.conformance.host.model import Transformer
+from adapter.conformance.host.managers import make_manager, tokens_per_block
+from adapter.conformance.host.model import KV_DTYPES, Transformer
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.requests import (
     HostRequest,
@@ -39,7 +37,6 @@ from adapter.conformance.host.requests import (
     RequestHandle,
     RequestParams,
 )
-from adapter.conformance.host.scheduling import BatchScheduler
 from adapter.conformance.host.support import settle
 from adapter.conformance.host.weights import read_model_dir
 
@@ -72,7 +69,7 @@ class HostEngine:
 
     Args:
         llm_args: Model directory, cache settings, connector.
-        num_blocks: Pages of the pool.
+        num_blocks: Pages of the pool; of each layer group with a V2 cache.
         model: Forward to run; None reads the transformer from ``llm_args.model``.
         options: Version and scheduling switches. Overlap is off if either these or
             ``llm_args.disable_overlap_scheduler`` say so.
@@ -80,7 +77,10 @@ class HostEngine:
             attention DP any rank's.
 
     Attributes:
-        pool: The KV pool tensor ``[num_blocks, num_layers, 2, elements]``.
+        pool: What a connector is given: the KV pool tensor
+            ``[num_blocks, num_layers, kv_factor, elements]``, or the layout of a V2 cache.
+        allocator: The manager of the pages.
+        cache: Who holds which page.
         connector: The port to scheduler and worker objects.
         hooks: Durations of every hook.
 
@@ -103,19 +103,12 @@ class HostEngine:
         self._adp = llm_args.enable_attention_dp
         options = settle(llm_args, options or HostOptions(), self._comm.size)
         self.options = options
-        cache = llm_args.kv_cache_config
-        self.model = model or _read_model(llm_args)
-        memory = v1_memory(self.model, num_blocks, private=options.private_pool)
-        self._device = Device(self.model, memory)
+        self.model = model or _read_model(llm_args, options)
+        self.allocator = make_manager(self.model, num_blocks, llm_args, options)
+        self.cache = self.allocator.cache
+        self._device = Device(self.model, self.allocator.memory())
         self.pool = self._device.pool
         self.hooks = HookRecorder()
-        self.allocator = BlockAllocator(
-            num_blocks,
-            cache.tokens_per_block,
-            reuse=cache.enable_block_reuse,
-            partial=cache.enable_partial_reuse,
-        )
-        self.cache: CacheManager = V1Cache(self.allocator)
         self._ids = itertools.count(1)
         try:
             with playing(options.epoch):
@@ -213,7 +206,7 @@ class HostEngine:
     @property
     def num_pages(self) -> int:
         """Pages of the pool, over all groups."""
-        return self.allocator.num_blocks
+        return self.allocator.num_pages
 
     @property
     def error(self) -> BaseException | None:
@@ -227,9 +220,9 @@ class HostEngine:
             num_forwards=self._executor.num_forwards,
             num_finished=self._executor.finisher.num_finished,
             num_computed_tokens=self._executor.num_computed_tokens,
-            num_available_blocks=self.allocator.num_available,
+            num_available_blocks=self.cache.num_available,
             num_saving_pages=self._executor.ledger.num_saving_pages,
-            num_evicted_blocks=self.allocator.num_evicted,
+            num_evicted_blocks=self.cache.num_evicted,
         )
 
     def shutdown(self, timeout_s: float = 30.0) -> None:
@@ -267,19 +260,9 @@ class HostEngine:
         return HostRequest(request_id, params, handle, memo, tokens=list(params.prompt))
 
     def _make_executor(self) -> Executor:
-        args, options = self.llm_args, self.options
-        scheduler = BatchScheduler(
-            self.allocator,
-            self.connector,
-            options,
-            max_num_tokens=args.max_num_tokens,
-            max_batch_size=args.max_batch_size,
-            reuse=args.kv_cache_config.enable_block_reuse,
-            copy_page=self._device.copy_page,
-        )
-        parts = Parts(
-            scheduler, self.cache, self.connector, self._device, options, self._comm, self._adp
-        )
+        port, device = self.connector, self._device
+        scheduler = self.allocator.scheduler(port, device)
+        parts = Parts(scheduler, self.cache, port, device, self.options, self._comm, self._adp)
         return Executor(parts, self._adopt)
 
     def _check(self, params: RequestParams) -> None:
@@ -293,11 +276,13 @@ class HostEngine:
         length = len(params.prompt) + params.max_new_tokens
         if length > self.model.max_seq_len:
             raise ValueError(f"{length} tokens, but the model holds {self.model.max_seq_len}")
-        blocks = -(-(length - 1) // self.allocator.tokens_per_block)
-        if blocks > self.allocator.num_blocks:
-            raise ValueError(f"{blocks} pages needed, the pool has {self.allocator.num_blocks}")
+        size = self.cache.tokens_per_block
+        blocks, most = -(-(length - 1) // size), self.allocator.num_tokens // size
+        if blocks > most:
+            raise ValueError(f"{blocks} pages needed, the pool has {most}")
 
 
-def _read_model(llm_args: LlmArgs) -> ForwardModel:
+def _read_model(llm_args: LlmArgs, options: HostOptions) -> ForwardModel:
     config, weights = read_model_dir(Path(llm_args.model))
-    return Transformer(config, weights, llm_args.kv_cache_config.tokens_per_block)
+    size, dtype = tokens_per_block(llm_args, options), llm_args.kv_cache_config.dtype
+    return Transformer(config, weights, size, kv_dtype=KV_DTYPES[dtype])
