@@ -238,6 +238,7 @@ class Engine(Party):
             prepared.enter_device,
             memory=memory,
             ring=ring,
+            by_layer=prepared.load_mode is LoadMode.LAYERWISE,
         )
         link.start()
         saver.start()
