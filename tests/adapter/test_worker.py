@@ -49,18 +49,30 @@ def rig(server: ServerProcess, tmp_path: Path) -> Iterator[EngineRig]:
     made.close()
 
 
-def test_memory_that_cannot_be_shared_runs_uncached(
-    server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_memory_that_cannot_be_shared_is_saved_through_the_ring_and_loaded_as_it_is(
+    server: ServerProcess, tmp_path: Path
 ) -> None:
     rig = EngineRig(server.url, write_model(tmp_path / "m"))
     private = np.zeros((64, *PAGE_SHAPE), dtype=np.float32)
-    rig.worker.register_kv_caches(FakeTensor(private))
+    rig.tensor, rig.pages = FakeTensor(private), private.reshape(64, -1).view(np.uint8)
+    rig.register()
+    prompt = tokens(22)
+    try:
+        rig.run_saved(prompt)
+        assert rig.run_saved(prompt).offered == 20
+    finally:
+        rig.close()
+
+
+def test_a_second_pool_ends_caching_with_one_line(
+    rig: EngineRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        rig.worker.register_kv_caches(rig.tensor)
     lines = [r.getMessage() for r in caplog.records if "uncached" in r.getMessage()]
     assert len(lines) == 1
-    assert "cannot be shared" in lines[0]
+    assert "a second pool" in lines[0]
     assert rig.run(tokens(22)) is not None
-    rig.worker.register_kv_caches(FakeTensor(private))
-    assert len([r for r in caplog.records if "uncached" in r.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(
