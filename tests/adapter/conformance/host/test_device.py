@@ -104,3 +104,16 @@ def test_poison_is_nan_for_float_pools() -> None:
     assert made.pool.shape == (2, 3, 2, 2 * 8 * 16)
     assert torch.isnan(made.pool).all()
     made.close()
+
+
+def test_poison_waits_for_reads_on_m(device: Device) -> None:
+    """Bytes that a connector saves on M are those of the forward before (host contract §5)."""
+    gate, seen = threading.Event(), []
+    device.pool[3].fill_(7)
+    device.main.enqueue(lambda: gate.wait(WAIT_S))
+    device.main.enqueue(lambda: seen.append(int(device.pool[3].max())))
+    device.poison([[3]])
+    gate.set()
+    device.main.synchronize(WAIT_S)
+    assert seen == [7]
+    assert (device.pool[3] == 0xFF).all()
