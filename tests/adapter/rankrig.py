@@ -98,11 +98,10 @@ class RankRig(EngineRig):
         for rank, worker in enumerate(self.workers):
             self.before_rank(rank)
             self.timed("bind", worker.bind_connector_meta, pickle.loads(metadata))  # noqa: S301
-            self.timed("load", worker.start_load_kv, self.stream)
+            self.timed("load", worker.start_load_kv, self.streams.get(rank, self.stream))
         for rank, worker in enumerate(self.workers):
             self.launch(worker, forward if rank == 0 else None)
-            stream = self.streams.get(rank, self.stream)
-            self.timed("wait_for_save", worker.wait_for_save, stream)
+            self.timed("wait_for_save", worker.wait_for_save, self.streams.get(rank, self.stream))
         self.collect(finished)
 
     def collect(self, finished: tuple[int, ...] = ()) -> None:
