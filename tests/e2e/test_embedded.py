@@ -130,3 +130,29 @@ def test_an_engine_loads_what_it_forgot_to_the_bit(home: Path, tmp_path: Path) -
             assert same(again, expected)
             loaded = again.num_loaded_tokens
     assert leftovers(home) == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_adp", [False, True], ids=["tensor-parallel", "attention-dp"])
+def test_all_ranks_reach_the_private_server_of_the_first(
+    home: Path, tmp_path: Path, is_adp: bool
+) -> None:
+    pytest.importorskip("torch")
+    from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
+    from adapter.conformance.host.weights import TINY, write_model_dir
+    from tests.e2e.torchhost import BLOCK, llm_args, prompt, same
+
+    args = llm_args(write_model_dir(tmp_path, TINY), URL)
+    text = prompt(5 * BLOCK + 3, seed=9)
+    kind = AttentionDpEngine if is_adp else TensorParallelEngine
+    with kind(args, 64, 2) as job:
+        expected = job.submit(text, 4).result(WAIT_S)
+        deadline_s, loaded = time.monotonic() + WAIT_S, 0
+        while loaded < 5 * BLOCK:
+            assert time.monotonic() < deadline_s
+            job.forget_reuse(WAIT_S)
+            # Under attention DP another rank than the one that stored it.
+            again = job.submit(text, 4, **({"rank": 1} if is_adp else {})).result(WAIT_S)
+            assert same(again, expected)
+            loaded = again.num_loaded_tokens
+    assert leftovers(home) == []
