@@ -28,6 +28,12 @@ RETRY_NS = 1_000_000_000
 PRESS_NS = 1_000_000
 """How often one owner looks for another's extent that is clearly older."""
 
+EXTENTS_PER_SHARD = 4
+"""An owner of several shards gets extents so short that the arena has room for so many of each."""
+
+LEAST_EXTENT_BYTES = 64 << 10
+"""Not shorter than this for that reason."""
+
 DemandKey = tuple[Fingerprint, int]
 
 
@@ -99,7 +105,7 @@ class Growth:
         Returns:
             A whole extent, a smaller one in the last quarter of the budget, or None.
         """
-        wanted = self._config.extent_bytes
+        wanted = self._wanted_bytes(owner)
         if room_bytes * 4 < wanted:
             return None
         for size_bytes in (wanted, min(wanted, room_bytes)):
@@ -114,6 +120,14 @@ class Growth:
             if geometry.file_bytes <= room_bytes and size_bytes * 4 >= wanted:
                 return geometry
         return None
+
+    def _wanted_bytes(self, owner: Owner) -> int:
+        """Length of an owner's extents, before they are cut to whole slots."""
+        wanted = self._config.extent_bytes
+        if owner.num_shards == 1:
+            return wanted
+        share = self._config.arena_bytes // (EXTENTS_PER_SHARD * owner.num_shards)
+        return min(wanted, max(LEAST_EXTENT_BYTES, share // 4096 * 4096))
 
     def needed_bytes(self, owner: Owner, shard: int) -> int:
         """Cost of one extent of (owner, shard), be it more than the whole arena."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from protocol.errors import ErrorCode
+from protocol.namespace import LayerGroup
 from server.core import effects as fx
 from server.core.config import CoreConfig
-from tests.server.core.world import SECOND, World, chain, config, namespace
+from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
 
 def test_the_next_extent_is_made_before_the_last_is_full() -> None:
@@ -71,3 +72,33 @@ def test_an_extent_that_cannot_be_made_is_no_room_and_is_tried_again_later() -> 
     world.auto_extents = True
     world.step(2 * SECOND)
     assert a.ask(body).extents == 1
+
+
+def test_an_engine_of_many_shards_gets_shorter_extents_and_fits() -> None:
+    """Eight ranks of three groups in an arena of twenty extents, as long as they are set."""
+    mib = 1 << 20
+    world = World(CoreConfig(arena_bytes=20 * mib, extent_bytes=mib), check=False)
+    groups = tuple(LayerGroup(layers=(n,), page_bytes=PAGE) for n in range(3))
+    space = namespace(ranks=8, groups=groups)
+    ranks = [world.engine("a", rank, pages=64) for rank in range(8)]
+    for engine in ranks:
+        engine.register(space)
+    sizes = {one.geometry.file_bytes for one in world.extents.values()}
+    assert max(sizes) <= 20 * mib // (4 * 24)
+    keys = chain("x", 60)
+    for engine in ranks:
+        for shard in space.shards_of_rank(engine.rank):
+            assert engine.save(keys, shard=shard) == 60
+    assert ranks[0].lookup(keys).ready == 60
+    b = world.engine("b")  # one shard: extents of the length that was set
+    b.register(namespace("other"))
+    assert max(one.geometry.file_bytes for one in world.extents.values()) > mib // 2
+    world.core.check_integrity()
+
+
+def test_extents_of_many_shards_are_not_cut_to_nothing() -> None:
+    world = World(CoreConfig(arena_bytes=1 << 20, extent_bytes=1 << 18), check=False)
+    groups = tuple(LayerGroup(layers=(n,), page_bytes=PAGE) for n in range(8))
+    a = world.engine()
+    a.register(namespace(groups=groups))
+    assert all(one.geometry.num_slots > 8 for one in world.extents.values())

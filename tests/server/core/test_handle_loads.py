@@ -12,7 +12,7 @@ from tests.server.core.world import SECOND, World, chain, config, namespace
 
 def test_replies_stay_within_the_frame() -> None:
     # 40 ranks make 40 descriptors a chunk: 820 chunks would exceed one reply.
-    world = World(config(extents=60, slots=900), check=False)
+    world = World(config(extents=180, slots=900), check=False)
     space = namespace(ranks=40)
     engines = [world.engine("a", rank, pages=820) for rank in range(40)]
     for engine in engines:
