@@ -21,6 +21,7 @@ from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.construction import playing
 from adapter.conformance.host.device import Device
+from adapter.conformance.host.drafts import Drafter
 from adapter.conformance.host.errors import ConnectorContractError, HostError
 from adapter.conformance.host.estimation import estimate
 from adapter.conformance.host.executor import Executor
@@ -262,7 +263,11 @@ class HostEngine:
     def _make_executor(self) -> Executor:
         port, device = self.connector, self._device
         scheduler = self.allocator.scheduler(port, device)
-        parts = Parts(scheduler, self.cache, port, device, self.options, self._comm, self._adp)
+        drafter, options = None, self.options
+        if options.num_drafts:
+            size = self.cache.tokens_per_block
+            drafter = Drafter(self.model, self.num_pages, size, options.num_drafts)
+        parts = Parts(scheduler, self.cache, port, device, options, self._comm, self._adp, drafter)
         return Executor(parts, self._adopt)
 
     def _check(self, params: RequestParams) -> None:

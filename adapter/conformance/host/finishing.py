@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from adapter.conformance.host.cache import CacheManager
 from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.drafts import accepted
 from adapter.conformance.host.errors import RequestCancelledError
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.options import HostOptions
@@ -32,16 +32,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sample:
-    """A token on its way.
+    """A token on its way; with drafts also what would follow each of them.
 
     Attributes:
-        cell: Where it will be.
+        entries: What is sampled: the last token's entry, then one per draft.
+        cells: Where the samples will be.
         attempt: The request's allocation it belongs to; another one's does not count.
     """
 
     request: HostRequest
-    entry: ForwardEntry
-    cell: TokenCell
+    entries: tuple[ForwardEntry, ...]
+    cells: tuple[TokenCell, ...]
     attempt: int = 0
 
 
@@ -120,7 +121,7 @@ class Finisher:
             if request.phase is Phase.ENDED:
                 self._scan_again(request)
             elif sample.attempt == request.attempt:
-                self._take_samples(request, sample.cell)
+                self._take_samples(request, sample.cells)
 
     def cancel(self, request_ids: Iterable[int], reason: str) -> None:
         """End requests early; pages go without a callback (late E2, E3; §6).
@@ -184,8 +185,15 @@ class Finisher:
             request, reason = self._cancelling.pop(request_id)
             self.drop(request, RequestCancelledError(f"request {request_id} {reason}"))
 
-    def _take_samples(self, request: HostRequest, cell: TokenCell) -> None:
-        for token, logits in _results(cell):
+    def _take_samples(self, request: HostRequest, cells: tuple[TokenCell, ...]) -> None:
+        if len(cells) > 1:
+            count = accepted(request, [cell.get() for cell in cells])
+            request.drafts = []
+            request.num_issued += count
+            request.last_cell = cells[count]
+            cells = cells[: count + 1]
+        for cell in cells:
+            token, logits = cell.get(), cell.logits
             request.tokens.append(token)
             if self._options.capture_logits and logits is not None:
                 request.logits.append(logits)
@@ -245,7 +253,3 @@ class Finisher:
             )
             self._cache.hold(request.tables)
             self._ledger.start_save(request.request_id, request.tables)
-
-
-def _results(cell: TokenCell) -> list[tuple[int, Any]]:
-    return [(cell.get(), cell.logits)]

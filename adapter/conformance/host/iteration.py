@@ -19,6 +19,7 @@ from adapter.conformance.host.cache import CacheManager
 from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
+from adapter.conformance.host.drafts import Drafter
 from adapter.conformance.host.errors import ConnectorFailedError, ForwardFailedError
 from adapter.conformance.host.finishing import Finisher, InFlight
 from adapter.conformance.host.launching import Launcher
@@ -43,6 +44,7 @@ class Parts:
         options: Version switches.
         comm: Between the ranks.
         adp: Whether attention is data parallel: ranks have requests of their own.
+        drafter: Proposes tokens; None without drafts.
     """
 
     scheduler: Planner
@@ -52,6 +54,7 @@ class Parts:
     options: HostOptions
     comm: Communicator
     adp: bool = False
+    drafter: Drafter | None = None
 
     @property
     def control(self) -> Communicator:
@@ -123,6 +126,8 @@ class Iteration:
         else:
             self.launcher.sample(launched)
             self.finisher.scan(launched)
+        if self._parts.drafter is not None:
+            self._parts.drafter.refresh(self._parts.scheduler.active.values())
         self.finisher.cancel(cancelled, "was cancelled")
         self.finisher.poll_transfers()
 

@@ -18,7 +18,7 @@ from adapter.conformance.host.finishing import InFlight, Sample
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import Batch, Scheduled
-from adapter.conformance.host.requests import Phase
+from adapter.conformance.host.requests import HostRequest, Phase
 
 
 class Launcher:
@@ -58,7 +58,8 @@ class Launcher:
             Exception: Whatever a layer hook, the callable or ``wait_for_save``
                 raises; the batch's requests have not moved then.
         """
-        entries = [self._entry(scheduled) for scheduled in batch.entries]
+        parts = [self._entries(scheduled) for scheduled in batch.entries]
+        entries = [entry for part in parts for entry in part]
         dummies = [self._device.dummy(tables) for tables in batch.dummies]
         graph = self._options.cuda_graphs and all(entry.num_tokens == 1 for entry in entries)
         self._device.launch(
@@ -66,44 +67,60 @@ class Launcher:
         )
         self._port.wait_for_save(self._device.main)
         self.num_forwards += 1
-        return self._advance(batch.entries, entries)
+        return self._advance(batch.entries, parts)
 
     def sample(self, in_flight: InFlight | None) -> None:
         """Queue the samples of a forward on M; None is no forward."""
         if in_flight is not None:
-            entries = [sample.entry for sample in in_flight.samples]
-            cells = [sample.cell for sample in in_flight.samples]
+            entries = [entry for sample in in_flight.samples for entry in sample.entries]
+            cells = [cell for sample in in_flight.samples for cell in sample.cells]
             in_flight.sampled = self._device.sample(entries, cells)
 
-    def _entry(self, scheduled: Scheduled) -> ForwardEntry:
-        request, end = scheduled.request, scheduled.start + scheduled.num_tokens
-        tokens: Sequence[int] | TokenCell = request.last_cell or ()
+    def _entries(self, scheduled: Scheduled) -> list[ForwardEntry]:
+        request, start = scheduled.request, scheduled.start
         if scheduled.is_context:
-            tokens = request.tokens[scheduled.start : end]
-        return ForwardEntry(
-            start=scheduled.start,
-            num_tokens=scheduled.num_tokens,
-            tokens=tokens,
-            tables=tuple(tuple(table) for table in request.tables),
-            wants_sample=end >= request.context_len,
-            first=scheduled.first_forward,
-            memo=request.memo,
-        )
+            end = start + scheduled.num_tokens
+            tokens = request.tokens[start:end]
+            first = scheduled.first_forward
+            return [_entry(request, start, tokens, end >= request.context_len, first)]
+        # A draft reads the KV of what stands before it: entries of one forward run in order.
+        fed: list[Sequence[int] | TokenCell] = [request.last_cell or ()]
+        fed += [[draft] for draft in request.drafts]
+        return [_entry(request, start + i, tokens, True, False) for i, tokens in enumerate(fed)]
 
-    def _advance(self, scheduled: list[Scheduled], entries: list[ForwardEntry]) -> InFlight:
+    def _advance(self, scheduled: list[Scheduled], parts: list[list[ForwardEntry]]) -> InFlight:
         in_flight = InFlight()
-        for part, entry in zip(scheduled, entries, strict=True):
+        for part, entries in zip(scheduled, parts, strict=True):
             request = part.request
             request.forwards_seen = True
             self.num_computed_tokens += part.num_tokens
             if part.is_context:
                 request.cursor += part.num_tokens
                 self._cache.store_computed(request)
-            if not entry.wants_sample:
+            if not entries[-1].wants_sample:
                 continue
             if part.is_context:
                 request.phase = Phase.GENERATION
             request.num_issued += 1
-            request.last_cell = TokenCell()
-            in_flight.samples.append(Sample(request, entry, request.last_cell, request.attempt))
+            cells = tuple(TokenCell() for _ in entries)
+            request.last_cell = cells[0]
+            in_flight.samples.append(Sample(request, tuple(entries), cells, request.attempt))
         return in_flight
+
+
+def _entry(
+    request: HostRequest,
+    start: int,
+    tokens: Sequence[int] | TokenCell,
+    wants_sample: bool,
+    first: bool,
+) -> ForwardEntry:
+    return ForwardEntry(
+        start=start,
+        num_tokens=1 if isinstance(tokens, TokenCell) else len(tokens),
+        tokens=tokens,
+        tables=tuple(tuple(table) for table in request.tables),
+        wants_sample=wants_sample,
+        first=first,
+        memo=request.memo,
+    )

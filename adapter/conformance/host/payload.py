@@ -117,8 +117,10 @@ class PayloadModel:
         for entry in entries:
             memo: _Memo = entry.memo
             tokens = entry.token_ids()
-            if entry.start >= len(memo.tokens):
-                memo.tokens.extend(tokens)
+            # What stood there before may have been a draft that was not accepted.
+            del memo.tokens[entry.start :]
+            del memo.digests[entry.start // self.tokens_per_block :]
+            memo.tokens.extend(tokens)
             self._extend(memo, (entry.start + entry.num_tokens) // self.tokens_per_block)
             entry.state = {}
             if entry.first:

@@ -158,6 +158,8 @@ class HostRequest:
         last_cell: Where the last queued sample goes.
         saving: Whether ``request_finished`` answered True and saving is not done.
         forwards_seen: Whether a forward of it was launched.
+        drafts: Tokens proposed to follow the last known one.
+        num_right_drafts: How many of them the model will confirm.
     """
 
     request_id: int
@@ -179,6 +181,8 @@ class HostRequest:
     num_device_tokens: int = 0
     num_loaded_tokens: int = 0
     logits: list[Any] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
+    num_right_drafts: int = 0
 
     def __post_init__(self) -> None:
         """A first attempt computes the prompt."""

@@ -82,16 +82,27 @@ class BatchScheduler:
             if request.num_issued >= request.params.max_new_tokens:
                 continue  # its last sample is under way
             position = request.prompt_len + request.num_issued - 1
-            missing = position // self._size + 1 - len(request.blocks)
+            num_tokens = 1 + len(request.drafts)
+            if num_tokens > budget:
+                continue
+            missing = (position + num_tokens - 1) // self._size + 1 - len(request.blocks)
             if missing > 0:
                 added = self._allocator.take(missing)
                 request.blocks += added
                 batch.new_pages[0] += added
             known = len(request.tokens) - 1
             batch.generations.append(
-                Scheduled(request, position, 1, 1, known, is_context=False, first_forward=False)
+                Scheduled(
+                    request,
+                    position,
+                    num_tokens,
+                    num_tokens,
+                    known,
+                    is_context=False,
+                    first_forward=False,
+                )
             )
-            budget -= 1
+            budget -= num_tokens
         return budget
 
     def _plan_running_contexts(self, batch: Batch, budget: int) -> int:

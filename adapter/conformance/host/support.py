@@ -37,6 +37,7 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
         "kv_cache_config.use_kv_cache_manager_v2": cache.use_kv_cache_manager_v2 and not is_v2,
         "kv_cache_config.max_attention_window": cache.max_attention_window is not None
         and not is_v2,
+        "num_drafts": bool(options.num_drafts) and (is_v2 or options.epoch == "E1"),
         "layout": is_v2 and not is_late,
         "kv_cache_config.enable_block_reuse": is_v2 and not cache.enable_block_reuse,
         "kv_cache_config.host_cache_size": bool(cache.host_cache_size),

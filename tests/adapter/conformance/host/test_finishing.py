@@ -37,6 +37,9 @@ class Answering:
         self.polls: list[tuple[list[int], list[int]]] = []
         self.answer: tuple[list[int], list[int]] = ([], [])
 
+    def request_finished_by_layer_group(self, request: Any, block_ids: list[list[int]]) -> bool:
+        return self.request_finished(request, block_ids[0])
+
     def request_finished(self, request: Any, block_ids: list[int]) -> bool:
         self.finished.append((request.request_id, block_ids))
         return self.keep
@@ -81,7 +84,7 @@ class Setting:
         cell = TokenCell()
         cell.token = token
         entry = ForwardEntry(5, 1, cell, ((),), True, False, None)
-        self.finisher.scan(InFlight([Sample(self.request, entry, cell)], HostEvent()))
+        self.finisher.scan(InFlight([Sample(self.request, (entry,), (cell,))], HostEvent()))
 
 
 def test_length_and_stop_end_a_request_and_free_its_pages() -> None:
@@ -193,3 +196,48 @@ def test_a_failed_stream_surfaces_when_samples_are_waited_for() -> None:
     stream.close(10)
     setting.finisher.scan(None)
     setting.finisher.scan(InFlight())
+
+
+def test_pages_that_were_saved_meanwhile_are_not_asked_about_again() -> None:
+    setting = Setting()
+    setting.connector.keep = True
+    setting.scan(99)
+    setting.connector.answer = ([1], [])
+    setting.finisher.poll_transfers()
+    setting.scan(5)  # saved and released: nothing is left to hold
+    assert len(setting.connector.finished) == 1
+    assert setting.pages.num_available == 8
+
+
+def test_the_second_manager_calls_again_with_no_pages_where_they_are_gone() -> None:
+    for stops in (True, False):
+        setting = Setting(epoch="E3", layout="v2")
+        if stops:
+            setting.scan(99)
+        else:
+            setting.finisher.cancel([1], "was cancelled")
+        before = len(setting.connector.finished)
+        setting.scan(5)
+        assert setting.connector.finished[before:] == [(1, [])]
+        assert setting.pages.num_available == 8
+
+
+def test_a_sample_of_a_dead_allocation_does_not_count() -> None:
+    setting = Setting()
+    setting.request.attempt = 1
+    setting.scan(99)
+    assert not setting.request.handle.done()
+    assert setting.request.tokens == list(range(6))
+
+
+def test_a_cancelled_request_in_the_newest_epoch_ends_when_its_load_has() -> None:
+    setting = Setting(epoch="E4")
+    setting.request.phase = Phase.LOADING
+    setting.ledger.start_load(1)
+    setting.finisher.cancel([1], "was cancelled")
+    setting.finisher.poll_transfers()
+    assert (setting.finisher.num_cancelling, setting.request.handle.done()) == (1, False)
+    setting.connector.answer = ([], [1])
+    setting.finisher.poll_transfers()
+    assert setting.request.phase is Phase.ENDED
+    assert (setting.finisher.num_cancelling, setting.pages.num_available) == (0, 8)

@@ -65,7 +65,7 @@ def test_an_offer_moves_the_start_and_not_the_reported_position() -> None:
     batch = setting.scheduler.plan()
     assert places(batch) == [(1, 8, 6, 0)]
     assert batch.has_load
-    assert sorted(batch.new_blocks) == sorted(request.blocks)
+    assert sorted(batch.new_pages[0]) == sorted(request.blocks)
     assert request.honoured == 0  # of this iteration only
 
 
@@ -77,7 +77,7 @@ def test_a_prompt_is_cut_at_block_boundaries_after_the_device_match() -> None:
     request.cursor = 8
     batch = setting.scheduler.plan()
     assert places(batch) == [(1, 8, 4, 8)]
-    assert batch.new_blocks == []  # all pages of the prompt came at first
+    assert batch.new_pages[0] == []  # all pages of the prompt came at first
     request.cursor = 12
     assert places(setting.scheduler.plan()) == [(1, 12, 6, 12)]
     assert setting.connector.calls == [("query", 1), ("alloc", 1)]
@@ -145,7 +145,7 @@ def test_generations_grow_by_a_page_at_a_boundary_and_stop_at_their_last_sample(
     request.num_issued, request.tokens = 2, [*request.tokens, 5]
     batch = setting.scheduler.plan()
     assert places(batch) == [(1, 8, 1, 7)]
-    assert batch.new_blocks == request.blocks[2:]
+    assert batch.new_pages[0] == request.blocks[2:]
     request.num_issued = 3
     assert not setting.scheduler.plan()
 
@@ -163,7 +163,7 @@ def test_a_match_inside_a_page_is_copied_and_its_target_not_poisoned() -> None:
     second = batch.contexts[0].request
     assert places(batch) == [(2, 7, 1, 7)]
     assert setting.copies == [(first.blocks[1], second.blocks[1])]
-    assert batch.new_blocks == []
+    assert batch.new_pages[0] == []
 
 
 def test_a_batch_holds_at_most_so_many_requests() -> None:
