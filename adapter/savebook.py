@@ -12,21 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from adapter.layersaves import LayerSaves
 from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
-from adapter.saveentry import Mark, Stage
+from adapter.saveentry import Mark, SaveEntry
 from adapter.saveledger import SaveLedger
 
 
 class SaveBook:
     """The engine's side of all saves of one rank."""
 
-    def __init__(self, ledger: SaveLedger) -> None:
+    def __init__(self, ledger: SaveLedger, layers: LayerSaves | None = None) -> None:
         """Writes into a ledger.
 
         Args:
             ledger: shared with the flow.
+            layers: where chunks are staged layer by layer; None when they are not.
         """
         self._ledger = ledger
+        self._layers = layers
+        self._fresh: list[SaveEntry] = []
 
     def bound(self, metadata: ConnectorMetadata, mark: Mark | None) -> None:
         """Takes in one iteration's metadata.
@@ -41,40 +47,60 @@ class SaveBook:
         """
         ledger = self._ledger
         ledger.num_binds += 1
-        ledger.ticks.raise_for(metadata.new_pages)
+        for group, pages in enumerate(metadata.new_pages):
+            ledger.ticks[group].raise_for(pages)
         for key in metadata.ended.tolist():
             self._end(key)
+        self._fresh.clear()
         for names in metadata.names:
             self._name(names)
+        find, bind = ledger.find, ledger.num_binds
         for key, valid in zip(metadata.alive.tolist(), metadata.valid_chunks.tolist(), strict=True):
-            entry = ledger.find(key)
+            entry = find(key)
             if entry is not None:
-                entry.alive_bind = ledger.num_binds
-                if valid > entry.confirmed:
-                    entry.confirm(valid, mark)
-                    ledger.note(entry)
+                self._alive(entry, bind, valid, mark)
+        if self._layers is not None:
+            self._layers.begin_forward(metadata.names if metadata.may_fire else ())
+
+    def launched(self) -> None:
+        """The forward of the last bind was launched well on this rank."""
+        for entry in self._fresh:
+            entry.launched = entry.named
+        self._fresh.clear()
 
     def finished(self, request_ids: Iterable[int], mark: Mark | None, now_s: float) -> None:
         """The host announces finished requests whose pages it keeps for us.
 
-        They were computed as far as ``hold`` was told, and their pages stay theirs until we report
-        them.
+        They were computed as far as ``hold`` was told, on other ranks than the leader's as far as
+        was named for forwards that were launched; their pages stay theirs until we report them.
 
         Args:
             request_ids: the host's ids; each comes out of ``take_saved`` once.
             mark: the last point recorded on the engine's stream.
             now_s: monotonic clock, seconds.
         """
+        ledger = self._ledger
         for request_id in request_ids:
-            entry = self._ledger.find_request(request_id)
+            entry = ledger.find_request(request_id)
             if entry is None or entry.ended:
-                self._ledger.report(request_id)
+                ledger.report(request_id)
             elif entry.held_since_s is None:
+                if ledger.is_follower:
+                    entry.last_chunks = entry.launched
                 entry.held_since_s = now_s
+                entry.valid = max(entry.valid, entry.last_chunks)
+                self._vouch(entry, entry.last_chunks)
                 entry.confirm(entry.last_chunks, mark)
-                self._ledger.note(entry)
+                ledger.note(entry)
 
-    def hold(self, key: int, request_id: int, num_pages: int, last: LastWord) -> bool:
+    def hold(
+        self,
+        key: int,
+        request_id: int,
+        num_pages: int,
+        last: LastWord,
+        has_peers: bool = False,
+    ) -> bool:
         """Whether holding a finished request's pages would let saves succeed, and is allowed.
 
         What was named for a forward that then failed is not computed, although its request may be
@@ -83,13 +109,19 @@ class SaveBook:
         Args:
             key: our number of the request.
             request_id: the host's id.
-            num_pages: all pages of the request.
+            num_pages: all pages of the request, over all layer groups.
             last: how far it was computed.
+            has_peers: other ranks save shards of their own, and how far they are is not known
+                here: each gives the pages back as soon as it may.
         """
         if last.names is not None:
             self._name(last.names)
         entry = self._ledger.find(key)
-        if entry is None or entry.ended or not entry.is_outstanding(last.valid_chunks):
+        if entry is None or entry.ended:
+            return False
+        entry.valid = max(entry.valid, last.valid_chunks)
+        is_wanted = has_peers and min(last.valid_chunks, entry.named) > entry.first_chunk
+        if not (is_wanted or entry.is_outstanding(last.valid_chunks)):
             return False
         entry.last_chunks = last.valid_chunks
         return self._ledger.hold(request_id, num_pages)
@@ -101,6 +133,8 @@ class SaveBook:
 
     def _name(self, names: SaveNames) -> None:
         ledger = self._ledger
+        if not ledger.groups:
+            return
         entry = ledger.find(names.key)
         if entry is None:
             entry = ledger.open(names.request_id, names.key, names.first_chunk, names.parent)
@@ -109,12 +143,34 @@ class SaveBook:
         if names.first_chunk != entry.named:
             ledger.count("saves_dropped_gap")
             return
-        entry.add(names.keys, names.pages, ledger.ticks.of(names.pages))
+        ticks = np.stack([of.of(row) for of, row in zip(ledger.ticks, names.pages, strict=True)])
+        entry.add(names.keys, names.pages, ticks)
+        self._fresh.append(entry)
+
+    def _alive(self, entry: SaveEntry, bind: int, valid: int, mark: Mark | None) -> None:
+        if self._layers is not None:
+            self._vouch(entry, valid)
+        entry.seen_alive(bind, valid)
+        if valid > entry.confirmed:
+            entry.confirm(valid, mark)
+            self._ledger.note(entry)
+
+    def _vouch(self, entry: SaveEntry, valid: int) -> None:
+        """Chunks staged while their forward ran are good only as far as it really computed them.
+
+        A forward may be trimmed after it was reported, or not be launched at all. What the first
+        word after it does not count is dropped: it is copied again once it is confirmed.
+        """
+        for lane in entry.lanes:
+            for run in list(lane.staged):
+                if not run.vouch(valid):
+                    lane.staged.remove(run)
+                    self._ledger.drop_run(run)
 
     def _end(self, key: int) -> None:
         entry = self._ledger.find(key)
         if entry is None:
             return
         entry.ended = True
-        if entry.stage is Stage.IDLE:
+        if entry.is_idle:
             self._ledger.remove(entry)

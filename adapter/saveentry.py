@@ -1,4 +1,4 @@
-"""The saves of one request: what is named, confirmed, sent and held by the server.
+"""The saves of one request: what is named and confirmed, and how far each layer group is saved.
 
 Must not know: other requests, sockets, time. Belongs to the save book and its lock.
 """
@@ -6,32 +6,18 @@ Must not know: other requests, sockets, time. Belongs to the save book and its l
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum, auto
-from typing import Final, Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adapter.savelane import SaveLane, Stage
 from protocol.ids import ID_BYTES
 
-MAX_STALLS: Final = 3
-"""Saves of a request that the server stopped this often are given up."""
-
-DEFER_FIRST_S: Final = 0.02
-MAX_DEFERRALS: Final = 6
-"""Waits for another STORE double from the first on: 1.3 s in all."""
-
 _MAX_GATES: Final = 8
-_NEVER: Final = 1 << 62
 
-
-class Stage(Enum):
-    """Where the one unsettled STORE of a request stands."""
-
-    IDLE = auto()
-    COPYING = auto()
-    COPIED = auto()
-    SETTLING = auto()
+T = TypeVar("T", bound=np.generic)
 
 
 class Mark(Protocol):
@@ -63,24 +49,28 @@ class SaveEntry:
     Attributes:
         request_id: the host's id.
         key: our number of the request.
+        lanes: one per layer group that this rank saves; full attention first, for a window's
+            chunks may only be stored behind a parent that the server knows.
         named: chunks up to here are named.
+        launched: chunks up to here were named when a forward was launched well.
         confirmed: chunks up to here are computed once the gates are passed.
         passed: chunks up to here are computed.
-        next_chunk: the first chunk the server does not hold by us.
-        retry_at: nothing is sent before this many chunks are confirmed.
-        stage: of the unsettled STORE.
-        store: its id.
-        sent_chunks: its length.
-        copied: chunks of it that await COMMIT, from ``next_chunk`` on.
-        copied_bind: number of the last bind before its copy was seen complete.
-        copied_s: when that was.
+        valid: chunks that the last word about the request counted as computed.
         alive_bind: number of the last bind that named the request alive.
         last_chunks: chunks that were computed when the request finished.
         held_since_s: when the host announced that it holds the pages, else None.
         ended: the pages are no longer the request's.
     """
 
-    def __init__(self, request_id: int, key: int, first_chunk: int, parent: bytes) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        key: int,
+        first_chunk: int,
+        parent: bytes,
+        lanes: Iterable[SaveLane],
+        chunk_blocks: int,
+    ) -> None:
         """Starts with nothing named.
 
         Args:
@@ -88,40 +78,30 @@ class SaveEntry:
             key: our number of the request.
             first_chunk: ordinal from which chunks will be named.
             parent: key of the chunk before it, or empty.
+            lanes: one per layer group to be saved.
+            chunk_blocks: pages per chunk.
         """
         self.request_id = request_id
         self.key = key
+        self.lanes = tuple(sorted(lanes, key=lambda lane: lane.is_window))
         self.named = first_chunk
+        self.launched = first_chunk
         self.confirmed = first_chunk
         self.passed = first_chunk
-        self.next_chunk = first_chunk
-        self.retry_at = 0
-        self.not_before_s = 0.0
-        self.stage = Stage.IDLE
-        self.store = 0
-        self.sent_chunks = 0
-        self.copied = 0
-        self.copied_bind = 0
-        self.copied_s = 0.0
+        self.valid = 0
         self.alive_bind = 0
         self.last_chunks = 0
         self.held_since_s: float | None = None
         self.ended = False
-        self._first = first_chunk
+        self.first_chunk = first_chunk
+        self._chunk_blocks = chunk_blocks
         self._parent = parent
         self._keys = bytearray()
-        self._pages = np.empty(0, dtype=np.int32)
-        self._ticks = np.empty(0, dtype=np.int64)
+        self._pages = np.empty((0, 0), dtype=np.int32)
+        self._ticks = np.empty((0, 0), dtype=np.int64)
         self._gates: deque[tuple[int, Mark]] = deque()
-        self._num_stalls = 0
-        self._num_deferrals = 0
-
-    @property
-    def num_confirmed_ahead(self) -> int:
-        """Confirmed chunks that the server does not hold by us and that may still be sent."""
-        if self.retry_at > self.confirmed:
-            return 0
-        return max(0, self.confirmed - self.next_chunk)
+        self._full = tuple(lane for lane in self.lanes if not lane.is_window)
+        self._windows = tuple(lane for lane in self.lanes if lane.is_window)
 
     @property
     def num_gates(self) -> int:
@@ -129,11 +109,29 @@ class SaveEntry:
         return len(self._gates)
 
     @property
-    def num_ready(self) -> int:
-        """Chunks that may be sent now."""
-        if self.retry_at > self.confirmed:
+    def is_idle(self) -> bool:
+        """Whether no STORE of it is unsettled."""
+        return all(lane.stage is Stage.IDLE for lane in self.lanes)
+
+    @property
+    def has_ahead(self) -> bool:
+        """Whether something confirmed may still be sent."""
+        return any(self.num_ahead(lane, self.confirmed) for lane in self.lanes)
+
+    def lane(self, group: int) -> SaveLane | None:
+        """The lane of a layer group, if it is saved."""
+        return next((lane for lane in self.lanes if lane.group == group), None)
+
+    def num_ahead(self, lane: SaveLane, upto: int) -> int:
+        """Chunks of a lane that the server does not hold by us and that may be sent.
+
+        Args:
+            lane: of this entry; what a window has left behind is skipped for good.
+            upto: chunks before this ordinal count.
+        """
+        if lane.retry_at > self.confirmed:
             return 0
-        return max(0, self.passed - self.next_chunk)
+        return max(0, self._stop(lane, upto) - lane.next_chunk)
 
     def is_outstanding(self, upto: int) -> bool:
         """Whether anything named is neither held by the server nor given up.
@@ -141,23 +139,70 @@ class SaveEntry:
         Args:
             upto: chunks before this ordinal are known to be computed.
         """
-        if self.stage is not Stage.IDLE:
-            return True
         upto = min(upto, self.named)
-        return upto > self.next_chunk and upto >= self.retry_at
+        return not self.is_idle or any(
+            upto >= lane.retry_at and self._stop(lane, upto) > lane.next_chunk
+            for lane in self.lanes
+        )
+
+    def _stop(self, lane: SaveLane, upto: int) -> int:
+        """Where sending must end; moves the lane past chunks that it cannot save."""
+        if lane.is_window:
+            upto = min([upto, *(full.next_chunk for full in self._full)])
+        if lane.is_window and lane.stage is Stage.IDLE:
+            lane.next_chunk = max(lane.next_chunk, lane.oldest_chunk(self.valid))
+            while lane.next_chunk < upto and not self.has_pages(lane, lane.next_chunk):
+                lane.next_chunk += 1
+        return upto
+
+    def has_pages(self, lane: SaveLane, chunk: int) -> bool:
+        """Whether a named chunk was named with pages in a layer group."""
+        at = (chunk - self.first_chunk) * self._chunk_blocks
+        return bool((self._pages[lane.group, at : at + self._chunk_blocks] >= 0).all())
+
+    def num_present(self, lane: SaveLane, num_chunks: int) -> int:
+        """Leading chunks from the lane's next one on that have pages.
+
+        Args:
+            lane: of this entry.
+            num_chunks: at most so many.
+        """
+        if not lane.is_window:
+            return num_chunks
+        for count in range(num_chunks):
+            if not self.has_pages(lane, lane.next_chunk + count):
+                return count
+        return num_chunks
 
     def add(self, keys: bytes, pages: NDArray[np.int32], ticks: NDArray[np.int64]) -> None:
         """Names further chunks.
 
         Args:
             keys: 16 bytes per chunk.
-            pages: int32[num_chunks * chunk_blocks].
+            pages: int32[num_groups, num_chunks * chunk_blocks].
             ticks: int64, of those pages, now.
         """
+        start = len(self._keys) // ID_BYTES * self._chunk_blocks
+        stop = start + pages.shape[1]
+        if stop > self._pages.shape[1] or not start:
+            self._pages = _grown(self._pages, len(pages), start, stop)
+            self._ticks = _grown(self._ticks, len(pages), start, stop)
+        self._pages[:, start:stop] = pages
+        self._ticks[:, start:stop] = ticks
         self._keys += keys
-        self._pages = np.concatenate((self._pages, pages))
-        self._ticks = np.concatenate((self._ticks, ticks))
         self.named += len(keys) // ID_BYTES
+
+    def seen_alive(self, bind: int, valid: int) -> None:
+        """A report names the request: its pages are still its own.
+
+        Args:
+            bind: number of this bind.
+            valid: chunks that were computed before this iteration.
+        """
+        self.alive_bind, self.valid = bind, valid
+        for lane in self._windows:
+            if lane.stage is Stage.COPIED and lane.proof_valid < 0:
+                lane.proof_valid = valid
 
     def confirm(self, upto: int, mark: Mark | None) -> None:
         """Chunks before ``upto`` are computed once the stream has passed ``mark``.
@@ -192,51 +237,25 @@ class SaveEntry:
             self._gates.popleft()
             self.passed = upto
 
-    def part(
-        self, first: int, num_chunks: int, chunk_blocks: int
-    ) -> tuple[bytes, NDArray[np.int32], bytes]:
-        """Keys, pages and parent key of a run of named chunks."""
-        at = first - self._first
+    def keys_of(self, first: int, num_chunks: int) -> tuple[bytes, bytes]:
+        """Keys of a run of named chunks, and of the chunk before it."""
+        at = first - self.first_chunk
         keys = bytes(self._keys[at * ID_BYTES : (at + num_chunks) * ID_BYTES])
-        pages = self._pages[at * chunk_blocks : (at + num_chunks) * chunk_blocks]
         parent = bytes(self._keys[(at - 1) * ID_BYTES : at * ID_BYTES]) if at else self._parent
-        return keys, pages, parent
+        return keys, parent
 
     def pages_and_ticks(
-        self, first: int, num_chunks: int, chunk_blocks: int
+        self, group: int, first: int, num_chunks: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Pages of a run of named chunks, and their ticks when they were named."""
-        at = (first - self._first) * chunk_blocks
-        stop = at + num_chunks * chunk_blocks
-        return self._pages[at:stop], self._ticks[at:stop]
+        """A group's pages of a run of named chunks, and their ticks when they were named."""
+        at = (first - self.first_chunk) * self._chunk_blocks
+        stop = at + num_chunks * self._chunk_blocks
+        return self._pages[group, at:stop], self._ticks[group, at:stop]
 
-    def stall(self) -> None:
-        """The server stopped short: wait for more chunks before trying from there again."""
-        self._num_stalls += 1
-        given_up = self._num_stalls >= MAX_STALLS
-        self.retry_at = _NEVER if given_up else self.confirmed + 1
 
-    def defer(self, now_s: float) -> bool:
-        """Another STORE has the next chunk reserved: try again when it may be held.
-
-        Requests of one burst that share a prefix meet here; without another try all but one of
-        them would lose the rest of their prompts.
-
-        Args:
-            now_s: monotonic clock, seconds.
-
-        Returns:
-            False when that was tried often enough.
-        """
-        if self._num_deferrals >= MAX_DEFERRALS:
-            return False
-        self.not_before_s = now_s + DEFER_FIRST_S * 2**self._num_deferrals
-        self._num_deferrals += 1
-        return True
-
-    def start_over(self) -> None:
-        """The server is another one: nothing is held there by us."""
-        was_in_flight = self.stage is not Stage.IDLE
-        self.stage, self.copied, self.next_chunk = Stage.IDLE, 0, self._first
-        if was_in_flight:
-            self.stall()
+def _grown(rows: NDArray[T], num_rows: int, used: int, needed: int) -> NDArray[T]:
+    """More room, doubled each time: adding to a long request costs no more than to a short one."""
+    room = np.zeros((num_rows, max(16, 2 * needed)), dtype=rows.dtype)
+    if used:
+        room[:, :used] = rows[:, :used]
+    return room

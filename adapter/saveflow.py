@@ -9,10 +9,16 @@ Must not know: sockets, the host's classes, threads. Runs in: the saver's thread
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from adapter.saveentry import SaveEntry, Stage
+import numpy as np
+from numpy.typing import NDArray
+
+from adapter.ring import Lot
+from adapter.saveentry import SaveEntry
+from adapter.savelane import SaveLane, Stage
 from adapter.saveledger import SaveLedger
 from protocol.messages import StopReason
 
@@ -30,19 +36,26 @@ class StoreOrder:
 
     Attributes:
         key: our number of the request.
+        group: layer group.
         first_chunk: ordinal of the first chunk.
         parent: key of the chunk before it, or empty.
         keys: 16 bytes per chunk.
-        pages: int32 LE page ids, ``chunk_blocks`` per chunk.
+        pages: int32 LE page ids as the server knows them, ``chunk_blocks`` per chunk.
         num_chunks: chunks.
+        lot: the ring slots that the pages stand for; None when the server reads the pool itself.
+        sources: int32[n], pages of the pool to be copied into the slots first; None when that is
+            done, or without a ring.
     """
 
     key: int
+    group: int
     first_chunk: int
     parent: bytes
     keys: bytes
     pages: bytes
     num_chunks: int
+    lot: Lot | None = None
+    sources: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,11 +64,13 @@ class Settlement:
 
     Attributes:
         key: our number of the request.
+        group: layer group.
         store: the STORE it settles.
         count: leading chunks to publish; 0 means CANCEL.
     """
 
     key: int
+    group: int
     store: int
     count: int
 
@@ -79,42 +94,88 @@ class SaveFlow:
             max_chunks: most chunks of one STORE.
 
         Returns:
-            At most one per request: the parent of the next one must be held before it is sent.
+            At most one per request and layer group: the parent of the next one must be held
+            before it is sent.
         """
         busy = self._ledger.busy()
-        stages = [entry.stage for entry in busy]
-        num_copying, num_idle = stages.count(Stage.COPYING), stages.count(Stage.IDLE)
-        room = min(MAX_COPYING - num_copying, MAX_UNSETTLED - (len(stages) - num_idle))
+        stages = [lane.stage for entry in busy for lane in entry.lanes]
+        num_copying = stages.count(Stage.COPYING)
+        num_unsettled = len(stages) - stages.count(Stage.IDLE)
+        room = min(MAX_COPYING - num_copying, MAX_UNSETTLED - num_unsettled)
         orders: list[StoreOrder] = []
         for entry in busy:
             if len(orders) >= room:
                 break
-            if entry.stage is not Stage.IDLE or self._now_s < entry.not_before_s:
-                continue
-            entry.pass_gates()
-            if entry.ended:
-                self._ledger.count("saves_dropped_stream_failed")
-                self._ledger.remove(entry)
-            elif entry.num_ready:
-                orders.append(self._order(entry, min(entry.num_ready, max_chunks)))
+            self._pass_gates(entry)
+            if not entry.ended:
+                orders += self._orders(entry, room - len(orders), max_chunks)
         return orders
 
-    def _order(self, entry: SaveEntry, num_chunks: int) -> StoreOrder:
-        first = entry.next_chunk
-        keys, pages, parent = entry.part(first, num_chunks, self._ledger.chunk_blocks)
-        entry.stage, entry.sent_chunks = Stage.COPYING, num_chunks
-        return StoreOrder(entry.key, first, parent, keys, pages.tobytes(), num_chunks)
+    def _pass_gates(self, entry: SaveEntry) -> None:
+        was_ended = entry.ended
+        entry.pass_gates()
+        if entry.ended != was_ended:
+            self._ledger.count("saves_dropped_stream_failed")
+            if entry.is_idle:
+                self._ledger.remove(entry)
 
-    def sent(self, key: int, store: int) -> None:
+    def _orders(self, entry: SaveEntry, room: int, max_chunks: int) -> Iterator[StoreOrder]:
+        for lane in entry.lanes:
+            if room <= 0:
+                return
+            if lane.stage is not Stage.IDLE or self._now_s < lane.not_before_s:
+                continue
+            count = min(entry.num_ahead(lane, entry.passed), max_chunks)
+            order = self._order(entry, lane, entry.num_present(lane, count)) if count else None
+            if order is not None:
+                room -= 1
+                yield order
+
+    def _order(self, entry: SaveEntry, lane: SaveLane, count: int) -> StoreOrder | None:
+        """One STORE of at most ``count`` chunks; None while the ring has no room for it."""
+        first = lane.next_chunk
+        pages, _ = entry.pages_and_ticks(lane.group, first, count)
+        lot: Lot | None = None
+        sources: NDArray[np.int32] | None = None
+        if self._ledger.ring is not None:
+            chunk, staged = self._ledger.chunk_blocks, self._take_staged(lane, count)
+            if staged is not None:
+                lot, pages = staged
+            else:
+                count = min(count, self._ledger.ring.num_free_chunks(lane.group))
+                lot = self._ledger.ring.take(lane.group, count * chunk) if count else None
+                if lot is None:
+                    return None
+                sources, pages = pages[: count * chunk].copy(), lot.slots
+            count = pages.size // chunk
+        keys, parent = entry.keys_of(first, count)
+        lane.stage, lane.sent_chunks = Stage.COPYING, count
+        blob = pages.tobytes()
+        return StoreOrder(entry.key, lane.group, first, parent, keys, blob, count, lot, sources)
+
+    def _take_staged(self, lane: SaveLane, count: int) -> tuple[Lot, NDArray[np.int32]] | None:
+        """Slots that hold the next chunks already, if there are some."""
+        self._ledger.drop_staged(lane, before_chunk=lane.next_chunk)
+        for run in lane.staged:
+            at = lane.next_chunk - run.first_chunk
+            if at >= 0 and run.is_vouched and run.is_complete:
+                lane.staged.remove(run)
+                chunk = self._ledger.chunk_blocks
+                stop = min(run.num_chunks, at + count)
+                return run.lot, run.lot.slots[at * chunk : stop * chunk]
+        return None
+
+    def sent(self, key: int, group: int, store: int) -> None:
         """A STORE went out.
 
         Args:
             key: our number of the request.
+            group: layer group.
             store: the id it went out under.
         """
-        entry = self._ledger.find(key)
-        if entry is not None:
-            entry.store = store
+        found = self._find(key, group)
+        if found is not None:
+            found[1].store = store
 
     def next_settlements(self, now_s: float) -> list[Settlement]:
         """Copies that can be committed, or must be withdrawn, now; they count as sent.
@@ -124,86 +185,100 @@ class SaveFlow:
         """
         result = []
         for entry in self._ledger.busy():
-            if entry.stage is Stage.COPIED:
-                settlement = self._settle(entry, now_s)
-                if settlement is not None:
-                    entry.stage = Stage.SETTLING
-                    result.append(settlement)
+            for lane in entry.lanes:
+                if lane.stage is Stage.COPIED:
+                    settlement = self._settle(entry, lane, now_s)
+                    if settlement is not None:
+                        lane.stage = Stage.SETTLING
+                        result.append(settlement)
         return result
 
-    def _settle(self, entry: SaveEntry, now_s: float) -> Settlement | None:
-        ledger = self._ledger
-        chunk = ledger.chunk_blocks
-        pages, seen = entry.pages_and_ticks(entry.next_chunk, entry.copied, chunk)
-        unchanged = ledger.ticks.num_unchanged(pages, seen) // chunk
-        owns_pages = not entry.ended and (
-            entry.held_since_s is not None or entry.alive_bind > entry.copied_bind
-        )
-        if unchanged and owns_pages:
-            return Settlement(entry.key, entry.store, unchanged)
-        is_late = now_s - entry.copied_s > PROOF_S or ledger.is_overdue(entry, now_s)
-        if entry.ended or unchanged == 0 or is_late:
+    def _settle(self, entry: SaveEntry, lane: SaveLane, now_s: float) -> Settlement | None:
+        ledger, group = self._ledger, lane.group
+        pages, seen = entry.pages_and_ticks(group, lane.next_chunk, lane.copied)
+        unchanged = ledger.ticks[group].num_unchanged(pages, seen) // ledger.chunk_blocks
+        is_held = entry.held_since_s is not None
+        owns_pages = not entry.ended and (is_held or entry.alive_bind > lane.copied_bind)
+        if owns_pages and unchanged and lane.is_window:
+            valid = lane.proof_valid if lane.proof_valid >= 0 else entry.valid
+            lane.has_lapsed = lane.next_chunk < lane.oldest_chunk(valid)
+        if unchanged and owns_pages and not lane.has_lapsed:
+            return Settlement(entry.key, group, lane.store, unchanged)
+        is_late = now_s - lane.copied_s > PROOF_S or ledger.is_overdue(entry, now_s)
+        if entry.ended or unchanged == 0 or is_late or lane.has_lapsed:
             ledger.count("saves_withdrawn")
-            return Settlement(entry.key, entry.store, 0)
+            return Settlement(entry.key, group, lane.store, 0)
         return None
 
-    def copied(self, key: int, held: int, copied: int, stop: StopReason, now_s: float) -> None:
+    def copied(
+        self, key: int, group: int, held: int, copied: int, stop: StopReason, now_s: float
+    ) -> None:
         """A STORE was answered.
 
         Args:
             key: our number of the request.
+            group: layer group.
             held: leading chunks the server had already.
             copied: chunks after those that await COMMIT.
             stop: why fewer than all.
             now_s: monotonic clock, seconds.
         """
-        entry = self._ledger.find(key)
-        if entry is None:
+        found = self._find(key, group)
+        if found is None:
             return
-        held = min(held, entry.sent_chunks)
-        entry.copied = min(copied, entry.sent_chunks - held)
-        entry.next_chunk += held
+        entry, lane = found
+        held = min(held, lane.sent_chunks)
+        lane.copied = min(copied, lane.sent_chunks - held)
+        lane.next_chunk += held
         self._ledger.count("chunks_held_already", held)
-        is_short = held + entry.copied < entry.sent_chunks
-        if is_short and not (stop is StopReason.BUSY and entry.defer(now_s)):
-            self._stall(entry, stop.name.lower())
-        entry.stage = Stage.COPIED if entry.copied else Stage.IDLE
-        entry.copied_bind, entry.copied_s = self._ledger.num_binds, now_s
+        is_short = held + lane.copied < lane.sent_chunks
+        if is_short and not (stop is StopReason.BUSY and lane.defer(now_s)):
+            self._stall(entry, lane, stop.name.lower())
+        self._ledger.drop_staged(lane, before_chunk=lane.next_chunk)
+        lane.stage = Stage.COPIED if lane.copied else Stage.IDLE
+        lane.copied_bind, lane.copied_s = self._ledger.num_binds, now_s
+        lane.proof_valid, lane.has_lapsed = -1, False
         self._ledger.tidy(entry, now_s)
 
-    def settled(self, key: int, published: int, stop: StopReason, now_s: float) -> None:
+    def settled(self, key: int, group: int, published: int, stop: StopReason, now_s: float) -> None:
         """A COMMIT (``published`` chunks) or a CANCEL (0) was answered.
 
         Args:
             key: our number of the request.
+            group: layer group.
             published: chunks the server holds by it.
             stop: why fewer than asked.
             now_s: monotonic clock, seconds.
         """
-        entry = self._ledger.find(key)
-        if entry is None:
+        found = self._find(key, group)
+        if found is None:
             return
-        published = min(published, entry.copied)
-        entry.stage = Stage.IDLE
-        entry.next_chunk += published
+        entry, lane = found
+        published = min(published, lane.copied)
+        lane.stage = Stage.IDLE
+        lane.next_chunk += published
         self._ledger.count("chunks_saved", published)
-        if published < entry.copied:
-            self._stall(entry, "withdrawn" if stop is StopReason.NONE else stop.name.lower())
-        entry.copied = 0
+        if published < lane.copied and not lane.has_lapsed:
+            why = "withdrawn" if stop is StopReason.NONE else stop.name.lower()
+            self._stall(entry, lane, why)
+        lane.copied = 0
+        self._ledger.drop_staged(lane, before_chunk=lane.next_chunk)
         self._ledger.tidy(entry, now_s)
 
-    def failed(self, key: int, now_s: float) -> None:
+    def failed(self, key: int, group: int, now_s: float) -> None:
         """The server refused a request about this save; what it was about is dropped.
 
         Args:
             key: our number of the request.
+            group: layer group.
             now_s: monotonic clock, seconds.
         """
-        entry = self._ledger.find(key)
-        if entry is None:
+        found = self._find(key, group)
+        if found is None:
             return
-        entry.stage, entry.copied = Stage.IDLE, 0
-        self._stall(entry, "refused")
+        entry, lane = found
+        lane.stage, lane.copied = Stage.IDLE, 0
+        self._stall(entry, lane, "refused")
         self._ledger.tidy(entry, now_s)
 
     def server_lost(self, now_s: float) -> list[int]:
@@ -219,10 +294,11 @@ class SaveFlow:
         """
         lost = []
         for entry in self._ledger.entries():
-            if entry.stage is not Stage.IDLE:
-                lost.append(entry.store)
-                self._ledger.count("saves_dropped_server_lost")
-            entry.start_over()
+            for lane in entry.lanes:
+                if lane.stage is not Stage.IDLE:
+                    lost.append(lane.store)
+                    self._ledger.count("saves_dropped_server_lost")
+                lane.start_over(entry.first_chunk, entry.confirmed)
             if entry.held_since_s is not None or entry.ended:
                 self._ledger.remove(entry)
             else:
@@ -233,7 +309,7 @@ class SaveFlow:
     def give_up_held(self) -> None:
         """There is no server: held pages go back to the host at once."""
         for entry in self._ledger.entries():
-            if entry.held_since_s is not None and entry.stage is Stage.IDLE:
+            if entry.held_since_s is not None and entry.is_idle:
                 self._ledger.count("saves_dropped_no_server")
                 self._ledger.remove(entry)
 
@@ -245,10 +321,16 @@ class SaveFlow:
         """
         self._now_s = now_s
         for entry in self._ledger.busy():
-            if entry.stage is Stage.IDLE and self._ledger.is_overdue(entry, now_s):
+            if entry.is_idle and self._ledger.is_overdue(entry, now_s):
                 self._ledger.count("saves_dropped_hold_expired")
                 self._ledger.remove(entry)
 
-    def _stall(self, entry: SaveEntry, why: str) -> None:
+    def _find(self, key: int, group: int) -> tuple[SaveEntry, SaveLane] | None:
+        entry = self._ledger.find(key)
+        lane = None if entry is None else entry.lane(group)
+        return None if entry is None or lane is None else (entry, lane)
+
+    def _stall(self, entry: SaveEntry, lane: SaveLane, why: str) -> None:
         self._ledger.count(f"saves_stopped_{why}")
-        entry.stall()
+        lane.stall(entry.confirmed)
+        self._ledger.drop_staged(lane)

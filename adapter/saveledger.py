@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from adapter.saveentry import SaveEntry, Stage
+from adapter.geometry import Geometry
+from adapter.ring import StagingRing
+from adapter.saveentry import SaveEntry
+from adapter.savelane import SaveLane, reach_chunks
+from adapter.stagedrun import StagedRun
 from adapter.ticks import PageTicks
 from protocol import limits
 
@@ -25,27 +29,39 @@ class SaveLedger:
     """All open saves of one rank.
 
     Attributes:
-        ticks: when each page was last handed out.
+        ticks: for each layer group, when each page was last handed out.
+        groups: layer groups that this rank saves.
         chunk_blocks: pages per chunk.
+        is_follower: the leader decides what is held; nothing is refused here.
+        ring: where pages go before they are sent; None when the server reads the pool itself.
         max_held_pages: most pages that finished requests may hold.
         num_binds: iterations bound so far.
         counts: what happened, by name.
     """
 
-    def __init__(self, num_pages: int, chunk_blocks: int, held_percent: int) -> None:
+    def __init__(
+        self, geometry: Geometry, held_percent: int, ring: StagingRing | None = None
+    ) -> None:
         """Starts empty.
 
         Args:
-            num_pages: pages of the pool.
-            chunk_blocks: pages per chunk.
+            geometry: of this rank's pages.
             held_percent: share of the pool that finished requests may hold; 0 holds none.
+            ring: where pages are staged; None when the server reads the pool itself.
         """
-        self.ticks = PageTicks(num_pages)
-        self.chunk_blocks = chunk_blocks
-        share = num_pages * held_percent // 100
+        self.ticks = tuple(PageTicks(group.num_pages) for group in geometry.groups)
+        self.groups = saved_groups(geometry)
+        self.chunk_blocks = geometry.chunk_blocks
+        self.is_follower = geometry.rank > 0
+        self.ring = ring
+        share = sum(group.num_pages for group in geometry.groups) * held_percent // 100
         self.max_held_pages = max(MIN_HELD_PAGES, share) if held_percent else 0
         self.num_binds = 0
         self.counts: dict[str, int] = {}
+        self._reach = [
+            reach_chunks(group.window_tokens, geometry.tokens_per_block, geometry.chunk_tokens)
+            for group in geometry.groups
+        ]
         self._entries: dict[int, SaveEntry] = {}
         self._by_request: dict[int, int] = {}
         self._busy: dict[int, None] = {}
@@ -98,7 +114,8 @@ class SaveLedger:
         if len(self._entries) >= limits.MAX_LIVE_REQUESTS:
             self.count("saves_dropped_crowded")
             return None
-        entry = SaveEntry(request_id, key, first_chunk, parent)
+        lanes = [SaveLane(group, first_chunk, self._reach[group]) for group in self.groups]
+        entry = SaveEntry(request_id, key, first_chunk, parent, lanes, self.chunk_blocks)
         self._entries[key] = entry
         self._by_request[request_id] = key
         return entry
@@ -132,7 +149,7 @@ class SaveLedger:
 
     def note(self, entry: SaveEntry) -> None:
         """Looks again whether an entry has something to do."""
-        if entry.stage is not Stage.IDLE or entry.num_confirmed_ahead:
+        if not entry.is_idle or entry.has_ahead:
             self._busy[entry.key] = None
         elif entry.held_since_s is not None:
             self.remove(entry)
@@ -144,11 +161,11 @@ class SaveLedger:
             entry: whose STORE was just settled, or dropped.
             now_s: monotonic clock, seconds.
         """
-        if entry.stage is not Stage.IDLE:
+        if not entry.is_idle:
             return
         if entry.ended or self.is_overdue(entry, now_s):
             self.remove(entry)
-        elif entry.num_confirmed_ahead == 0:
+        elif not entry.has_ahead:
             if entry.held_since_s is not None:
                 self.remove(entry)
             else:
@@ -162,10 +179,30 @@ class SaveLedger:
         """Forgets an entry; if pages were held for it, the host gets them back."""
         self._entries.pop(entry.key, None)
         self._busy.pop(entry.key, None)
+        for lane in entry.lanes:
+            self.drop_staged(lane)
         if self._by_request.get(entry.request_id) == entry.key:
             del self._by_request[entry.request_id]
         if entry.held_since_s is not None:
             self.report(entry.request_id)
+
+    def drop_staged(self, lane: SaveLane, before_chunk: int | None = None) -> None:
+        """Gives up chunks that were staged ahead of their STORE.
+
+        Args:
+            lane: whose.
+            before_chunk: only runs that lie before this chunk; None for all.
+        """
+        for run in list(lane.staged):
+            if before_chunk is None or run.stop_chunk <= before_chunk:
+                lane.staged.remove(run)
+                self.drop_run(run)
+
+    def drop_run(self, run: StagedRun) -> None:
+        """Nobody will use a run; its slots go back once nothing is written into them."""
+        run.is_dropped = True
+        if self.ring is not None and not run.is_copying:
+            self.ring.give_back(run.lot)
 
     def count(self, name: str, amount: int = 1) -> None:
         """Counts an event.
@@ -175,3 +212,23 @@ class SaveLedger:
             amount: how many.
         """
         self.counts[name] = self.counts.get(name, 0) + amount
+
+
+def saved_groups(geometry: Geometry) -> tuple[int, ...]:
+    """The layer groups whose shards this rank stores.
+
+    Replicated groups hold the same bytes on every rank and have one shard, which the leader
+    stores; it is known by its number, for shards are numbered group by group, ranks ascending.
+
+    Args:
+        geometry: of this rank.
+    """
+    if geometry.rank == 0:
+        return tuple(range(geometry.num_groups))
+    found, base = [], 0
+    for group, shard in enumerate(geometry.shards):
+        is_replicated = shard == base
+        base += 1 if is_replicated else geometry.num_ranks
+        if not is_replicated:
+            found.append(group)
+    return tuple(found)

@@ -17,16 +17,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from adapter.channel import Channel, Completion
-from adapter.identity import Geometry
+from adapter.geometry import Geometry
 from adapter.journal import Journal
+from adapter.layersaves import LayerSaves
 from adapter.link import Joined, Link
 from adapter.metadata import ConnectorMetadata, LastWord
+from adapter.pagememory import PageMemory
+from adapter.ring import Lot, StagingRing
 from adapter.savebook import SaveBook
 from adapter.saveentry import Mark
 from adapter.saveflow import SaveFlow, Settlement, StoreOrder
 from adapter.saveledger import SaveLedger
+from adapter.staging import PIECE_BYTES, Stager
 from protocol import limits
-from protocol.errors import REJOIN, KvkeepError, ReplyError, UnreachableError
+from protocol.errors import REJOIN, ReplyError, UnreachableError
 from protocol.messages import Cancel, Commit, CommitReply, StopReason, Store, StoreReply
 
 STORE_TIMEOUT_S: Final = 20.0
@@ -39,16 +43,16 @@ _PROOF_POLL_S: Final = 0.1
 _IDLE_S: Final = 1.0
 _RETRY_S: Final = 0.05
 _MAX_ORPHANS: Final = 256
-_SHARD: Final = 0
 
 
 @dataclass(frozen=True)
 class _Ticket:
-    """A request in flight."""
+    """A request in flight about one STORE."""
 
-    key: int
+    key: int  # 0: CANCEL of a STORE that nobody waits for any more
+    group: int
     store: int
-    count: int = -1  # -1: STORE; 0: CANCEL; else COMMIT
+    lot: Lot | None = None  # what the STORE reads, until it is answered
 
 
 class Saver:
@@ -61,23 +65,39 @@ class Saver:
         held_percent: int,
         journal: Journal,
         enter_device: Callable[[], None] = lambda: None,
+        memory: PageMemory | None = None,
+        ring: StagingRing | None = None,
+        *,
+        by_layer: bool = False,
     ) -> None:
         """Starts nothing.
 
         Args:
             link: to the server.
-            geometry: of the pool.
+            geometry: of this rank's pages.
             held_percent: share of the pool that finished requests may hold.
             journal: takes what goes wrong.
             enter_device: called first in the saver's thread, which asks the engine's stream for
                 marks; the link's threads touch nothing of the device.
+            memory: the pages; needed with a ring only.
+            ring: registered in place of the pool: pages are copied into it first. None when the
+                server reads the pool itself.
+            by_layer: with a ring, chunks are staged layer by layer while their forward runs.
         """
         self._link = link
         self._enter_device = enter_device
         self._journal = journal
-        self._chunk_blocks = geometry.chunk_blocks
-        self._ledger = SaveLedger(geometry.num_pages, geometry.chunk_blocks, held_percent)
-        self._book = SaveBook(self._ledger)
+        self._geometry = geometry
+        self._ring = ring
+        self._stager: Stager | None = None
+        self._has_peers = geometry.num_ranks > 1
+        self._ledger = SaveLedger(geometry, held_percent, ring)
+        self._layers: LayerSaves | None = None
+        if ring is not None and memory is not None:
+            self._stager = Stager(memory, ring, journal)
+            if by_layer and memory.layers:
+                self._layers = LayerSaves(self._ledger, memory.layers.keys())
+        self._book = SaveBook(self._ledger, self._layers)
         self._flow = SaveFlow(self._ledger)
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -86,7 +106,8 @@ class Saver:
         self._joined: Joined | None = None
         self._next_store = 1
         self._tickets: dict[int, _Ticket] = {}
-        self._orphans: deque[int] = deque(maxlen=_MAX_ORPHANS)
+        self._orphans: deque[_Ticket] = deque()
+        self._quarantine: list[Lot] = []
         self._thread = threading.Thread(target=self._run, name="kvkeep-saver", daemon=True)
 
     def start(self) -> None:
@@ -103,12 +124,29 @@ class Saver:
             try:
                 self._book.bound(metadata, mark)
             except Exception:
-                self._is_off = True
-                self._book.abandon()
+                self._turn_off()
                 raise
             busy = self._ledger.has_work
         if busy:
             self._wake.set()
+
+    def launched(self) -> None:
+        """See ``SaveBook.launched``: ``wait_for_save`` came after the last bind."""
+        with self._lock:
+            self._book.launched()
+
+    def layer_done(self, layer: int, mark: Mark) -> None:
+        """A layer of the forward was launched; see ``LayerSaves.layer_done``.
+
+        Args:
+            layer: model layer.
+            mark: a point in the stream behind it.
+        """
+        if self._layers is None or self._is_off:
+            return
+        with self._lock:
+            self._layers.layer_done(layer, mark)
+        self._wake.set()
 
     def finished(self, request_ids: Iterable[int], mark: Mark | None) -> None:
         """See ``SaveBook.finished``."""
@@ -122,7 +160,7 @@ class Saver:
         Args:
             key: our number of the request.
             request_id: the host's id.
-            num_pages: all pages of the request.
+            num_pages: all pages of the request, over all layer groups.
             last: how far it was computed, and what was not named before.
 
         Returns:
@@ -131,7 +169,7 @@ class Saver:
         if self._is_off or self._link.joined is None or self._link.is_breaker_open:
             return False
         with self._lock:
-            return self._book.hold(key, request_id, num_pages, last)
+            return self._book.hold(key, request_id, num_pages, last, self._has_peers)
 
     def take_saved(self) -> list[int]:
         """Ids whose pages the host may have back; each once."""
@@ -141,8 +179,13 @@ class Saver:
     def abandon(self) -> None:
         """Withdraws all saves for good; what was copied is not committed."""
         with self._lock:
-            self._is_off = True
-            self._book.abandon()
+            self._turn_off()
+
+    def _turn_off(self) -> None:
+        self._is_off = True
+        self._book.abandon()
+        if self._layers is not None:
+            self._layers.abandon()
 
     def counters(self) -> dict[str, int]:
         """What happened to saves, by name, and how many pages are held now."""
@@ -150,6 +193,8 @@ class Saver:
             counts = dict(self._ledger.counts)
             counts["held_pages"] = self._ledger.num_held_pages
             counts["open_saves"] = self._ledger.num_entries
+            if self._ring is not None:
+                counts["ring_lots_lent"] = self._ring.num_lent
         return counts
 
     def stop(self, timeout_s: float) -> None:
@@ -177,7 +222,7 @@ class Saver:
                     self._turn(channel)
                 except Exception as error:  # noqa: BLE001 - a save may fail, the thread may not
                     self._journal.report("saver_errors", f"saves dropped: {error!r}")
-                    self._lose(None)
+                    self._lose(self._joined)
                     self._pause(_RETRY_S)
         finally:
             channel.close()
@@ -185,14 +230,15 @@ class Saver:
     def _turn(self, channel: Channel) -> None:
         joined = self._link.joined
         if _registration(joined) != _registration(self._joined):
-            if self._joined is not None:  # without a registration nothing was in flight
-                self._lose(joined)
-            self._joined = joined
+            self._change(joined)
+        self._copy_layers()
         if joined is None:
             with self._lock:
                 self._flow.give_up_held()
-                busy = self._ledger.has_work
-            self._pause(_RETRY_S if busy else _IDLE_S)
+                wait_s = _RETRY_S if self._ledger.has_work else _IDLE_S
+                if self._layers is not None and self._layers.has_work:
+                    wait_s = _GATE_POLL_S
+            self._pause(wait_s)
             return
         try:
             self._cancel_orphans(channel, joined)
@@ -207,42 +253,96 @@ class Saver:
         else:
             self._pause(self._idle_wait_s())
 
+    def _change(self, joined: Joined | None) -> None:
+        """Another registration stands, or none."""
+        if self._joined is not None:  # without a registration nothing was in flight
+            self._lose(joined)
+        self._joined = joined
+        if joined is not None and self._ring is not None:
+            # A registration can only follow the end of the one before: no STORE of that one is
+            # committed any more, whatever it reads.
+            with self._lock:
+                self._ring.give_back_all(self._quarantine)
+            self._quarantine.clear()
+
     def _idle_wait_s(self) -> float:
         with self._lock:
             entries = self._ledger.busy()
             if any(entry.num_gates for entry in entries):
                 return _GATE_POLL_S
+            if self._layers is not None and self._layers.has_work:
+                return _GATE_POLL_S
             return _PROOF_POLL_S if entries else _IDLE_S
+
+    def _copy_layers(self) -> None:
+        while self._layers is not None and self._stager is not None and not self._stopping:
+            with self._lock:
+                copy = self._layers.next_copy()
+            if copy is None:
+                return
+            is_good = self._stager.stage_layer(copy.layer, copy.runs)
+            with self._lock:
+                self._layers.copied(copy, is_good)
 
     def _send(self, channel: Channel, joined: Joined) -> None:
         now_s = time.monotonic()
-        max_chunks = min(joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE) // self._chunk_blocks
         with self._lock:
             self._flow.expire(now_s)
             settlements = self._flow.next_settlements(now_s)
-            orders = self._flow.next_stores(max(1, max_chunks))
+            orders = self._flow.next_stores(self._max_chunks(joined))
         for settlement in settlements:
             self._send_settlement(channel, joined, settlement)
-        for order in orders:
-            self._send_store(channel, joined, order)
+        unsent = deque(orders)
+        try:
+            while unsent:
+                self._send_store(channel, joined, unsent[0])
+                unsent.popleft()
+        finally:
+            self._give_back(order.lot for order in unsent)
+
+    def _max_chunks(self, joined: Joined) -> int:
+        chunk_blocks = self._geometry.chunk_blocks
+        most = min(joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE) // chunk_blocks
+        if self._ring is not None:
+            largest = max(group.page_bytes for group in self._geometry.groups)
+            most = min(most, PIECE_BYTES // (largest * chunk_blocks))
+        return max(1, most)
+
+    def _give_back(self, lots: Iterable[Lot | None]) -> None:
+        if self._ring is not None:
+            with self._lock:
+                self._ring.give_back_all(lots)
 
     def _send_store(self, channel: Channel, joined: Joined, order: StoreOrder) -> None:
+        if not self._stage(order):
+            return
         store = self._next_store
         self._next_store += 1
         body = Store(
             session=joined.session,
             store=store,
             request=order.key,
-            shard=joined.namespace.shard(_SHARD, joined.rank),
+            shard=self._geometry.shards[order.group],
             start=order.first_chunk,
             parent=order.parent,
             keys=order.keys,
             pages=order.pages,
         )
         with self._lock:
-            self._flow.sent(order.key, store)
+            self._flow.sent(order.key, order.group, store)
         ticket = channel.submit(body, STORE_TIMEOUT_S, joined)
-        self._tickets[ticket] = _Ticket(order.key, store)
+        self._tickets[ticket] = _Ticket(order.key, order.group, store, order.lot)
+
+    def _stage(self, order: StoreOrder) -> bool:
+        """Copies an order's pages into the ring; False when that failed and the save is over."""
+        if order.lot is None or order.sources is None:
+            return True
+        if self._stager is not None and self._stager.stage(order.lot, order.sources):
+            return True
+        with self._lock:
+            self._flow.failed(order.key, order.group, time.monotonic())
+        self._give_back((order.lot,))
+        return False
 
     def _send_settlement(self, channel: Channel, joined: Joined, it: Settlement) -> None:
         if it.count:
@@ -250,40 +350,49 @@ class Saver:
         else:
             body = Cancel(session=joined.session, store=it.store)
         ticket = channel.submit(body, SETTLE_TIMEOUT_S, joined)
-        self._tickets[ticket] = _Ticket(it.key, it.store, it.count)
+        self._tickets[ticket] = _Ticket(it.key, it.group, it.store)
 
     def _cancel_orphans(self, channel: Channel, joined: Joined) -> None:
-        """Frees reservations of STOREs whose answer never came; answers are not awaited."""
+        """Frees reservations of STOREs whose answer never came, and the ring slots they read."""
         while self._orphans:
-            channel.submit(
-                Cancel(session=joined.session, store=self._orphans[0]), SETTLE_TIMEOUT_S, joined
-            )
+            orphan = self._orphans[0]
+            body = Cancel(session=joined.session, store=orphan.store)
+            self._tickets[channel.submit(body, SETTLE_TIMEOUT_S, joined)] = orphan
             self._orphans.popleft()
 
     def _complete(self, completion: Completion) -> None:
-        ticket = self._tickets.pop(completion.ticket, None)
+        ticket = self._tickets.get(completion.ticket)
         if ticket is None:
             return
-        if completion.error is not None:
-            self._refused(ticket, completion.error)
-            return
-        now_s, body = time.monotonic(), completion.body
-        with self._lock:
-            if isinstance(body, StoreReply):
-                self._flow.copied(ticket.key, body.held, body.copied, body.stop, now_s)
-            elif isinstance(body, CommitReply):
-                self._flow.settled(ticket.key, body.published, body.stop, now_s)
-            else:
-                self._flow.settled(ticket.key, 0, StopReason.NONE, now_s)
-
-    def _refused(self, ticket: _Ticket, error: KvkeepError) -> None:
-        if not isinstance(error, ReplyError) or error.code in REJOIN:
+        error = completion.error
+        if error is not None and (not isinstance(error, ReplyError) or error.code in REJOIN):
+            # No answer: whatever was lent to the server stays with it until it answers a CANCEL.
+            if ticket.key == 0:
+                del self._tickets[completion.ticket]
+                if ticket.lot is not None:
+                    self._orphans.append(ticket)
+                return
             self._journal.report("saves_lost", f"saves in flight are dropped: {error}")
             self._lose(self._joined)
             return
-        self._journal.report("saves_refused", f"a save was refused: {error}")
+        del self._tickets[completion.ticket]
+        self._give_back((ticket.lot,))  # an answer of any kind: its copies have ended
+        if ticket.key == 0:
+            return
+        if error is not None:
+            self._journal.report("saves_refused", f"a save was refused: {error}")
+            with self._lock:
+                self._flow.failed(ticket.key, ticket.group, time.monotonic())
+            return
+        now_s, body = time.monotonic(), completion.body
+        key, group = ticket.key, ticket.group
         with self._lock:
-            self._flow.failed(ticket.key, time.monotonic())
+            if isinstance(body, StoreReply):
+                self._flow.copied(key, group, body.held, body.copied, body.stop, now_s)
+            elif isinstance(body, CommitReply):
+                self._flow.settled(key, group, body.published, body.stop, now_s)
+            else:
+                self._flow.settled(key, group, 0, StopReason.NONE, now_s)
 
     def _lose(self, joined: Joined | None) -> None:
         """Forgets what was in flight.
@@ -292,13 +401,22 @@ class Saver:
             joined: the registration that stands now; while it is still the same one, its STOREs
                 are withdrawn, for the server may have seen them.
         """
+        tickets = list(self._tickets.values())
+        lots: dict[int, Lot | None] = {}
         self._tickets.clear()
         with self._lock:
-            lost = self._flow.server_lost(time.monotonic())
+            lost = set(self._flow.server_lost(time.monotonic()))
+        for ticket in (*self._orphans, *tickets):
+            lots[ticket.store] = lots.get(ticket.store) or ticket.lot
+        stores = lost | set(lots)
+        self._orphans.clear()
         if joined is not None and _registration(joined) == _registration(self._joined):
-            self._orphans.extend(store for store in lost if store)
+            orphans = [_Ticket(0, 0, store, lots.get(store)) for store in sorted(stores) if store]
+            self._orphans.extend(orphans[-_MAX_ORPHANS:])
+            forgotten = [orphan.lot for orphan in orphans[:-_MAX_ORPHANS]]
         else:
-            self._orphans.clear()
+            forgotten = list(lots.values())
+        self._quarantine += [lot for lot in forgotten if lot is not None]
 
     def _pause(self, wait_s: float) -> None:
         self._wake.wait(wait_s)

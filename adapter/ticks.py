@@ -1,4 +1,4 @@
-"""When each page of the pool was last handed out.
+"""When each page of a layer group was last handed out.
 
 Purpose: the second look of design rule 1: a copy whose pages changed hands since they were named
 is withdrawn, whatever the reports say. Must not know: requests, sockets. Written by the
@@ -47,19 +47,23 @@ class PageTicks:
         """The ticks of pages now.
 
         Args:
-            pages: int32[n], within the pool.
+            pages: int32[n], within the pool; below 0 for no page.
 
         Returns:
-            int64[n], a copy.
+            int64[n], a copy; -1 for no page, which no page's tick ever equals.
+
+        Raises:
+            IndexError: an id behind the pool.
         """
-        found: NDArray[np.int64] = self._ticks[pages]
+        found: NDArray[np.int64] = self._ticks[np.maximum(pages, 0)]
+        found[pages < 0] = -1
         return found
 
     def num_unchanged(self, pages: NDArray[np.int32], seen: NDArray[np.int64]) -> int:
         """Leading pages that were not handed out since.
 
         Args:
-            pages: int32[n].
+            pages: int32[n], within the pool.
             seen: int64[n], from ``of``.
 
         Returns:

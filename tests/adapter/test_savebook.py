@@ -55,7 +55,7 @@ def test_a_repeated_announcement_is_not_reported_twice(rig: Rig) -> None:  # P19
     rig.copying()
     rig.book.finished([107], None, 0.0)
     rig.book.finished([107], None, 0.0)
-    rig.flow.copied(7, 2, 0, StopReason.NONE, 0.0)
+    rig.flow.copied(7, 0, 2, 0, StopReason.NONE, 0.0)
     assert rig.ledger.take_saved() == [107]
 
 
@@ -87,7 +87,7 @@ def test_what_a_failed_forward_left_is_not_saved_with_a_finished_request(rig: Ri
     rig.book.finished([107], FakeMark(), 0.0)
     (order,) = rig.flow.next_stores(9)
     assert order.num_chunks == 1
-    rig.flow.copied(7, 1, 0, StopReason.NONE, 0.0)
+    rig.flow.copied(7, 0, 1, 0, StopReason.NONE, 0.0)
     assert rig.ledger.take_saved() == [107]
 
 

@@ -5,21 +5,33 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapter.saveentry import MAX_STALLS, LostMark, SaveEntry, Stage
+from adapter.saveentry import LostMark, SaveEntry
+from adapter.savelane import SaveLane, Stage
 from tests.adapter.hostlike import FakeMark
 
 
-def entry(named: int = 4, first: int = 0) -> SaveEntry:
-    made = SaveEntry(1, 2, first, b"p" * 16 if first else b"")
-    pages = np.arange(10, 10 + named, dtype=np.int32)
-    made.add(b"".join(bytes([n]) * 16 for n in range(named)), pages, np.zeros(named, np.int64))
+def entry(named: int = 4, first: int = 0, windows: tuple[int, ...] = (0,)) -> SaveEntry:
+    """Chunk n has page 10 + n in each group."""
+    lanes = [SaveLane(group, first, reach) for group, reach in enumerate(windows)]
+    made = SaveEntry(1, 2, first, b"p" * 16 if first else b"", lanes, 1)
+    add(made, [list(range(10, 10 + named))] * len(windows))
     return made
+
+
+def add(made: SaveEntry, pages: list[list[int]]) -> None:
+    rows = np.array(pages, dtype=np.int32)
+    keys = b"".join(bytes([(made.named + n) % 256]) * 16 for n in range(rows.shape[1]))
+    made.add(keys, rows, rows.astype(np.int64))
+
+
+def ready(made: SaveEntry, lane: int = 0) -> int:
+    return made.num_ahead(made.lanes[lane], made.passed)
 
 
 def test_only_named_chunks_are_confirmed() -> None:
     one = entry(2)
     one.confirm(9, None)
-    assert (one.confirmed, one.passed, one.num_ready) == (2, 2, 2)
+    assert (one.confirmed, one.passed, ready(one)) == (2, 2, 2)
     one.confirm(1, None)
     assert one.confirmed == 2
 
@@ -29,13 +41,13 @@ def test_gates_are_passed_in_order() -> None:
     for upto, mark in enumerate(marks, start=1):
         one.confirm(upto, mark)
     one.pass_gates()
-    assert (one.num_confirmed_ahead, one.num_ready, one.num_gates) == (3, 0, 3)
+    assert (one.num_ahead(one.lanes[0], one.confirmed), ready(one), one.num_gates) == (3, 0, 3)
     marks[1].is_done = True
     one.pass_gates()
-    assert one.num_ready == 0
+    assert ready(one) == 0
     marks[0].is_done = True
     one.pass_gates()
-    assert (one.num_ready, one.num_gates) == (2, 1)
+    assert (ready(one), one.num_gates) == (2, 1)
 
 
 def test_many_gates_collapse_onto_the_last() -> None:
@@ -46,10 +58,10 @@ def test_many_gates_collapse_onto_the_last() -> None:
     for mark in marks[:-1]:
         mark.is_done = True
     one.pass_gates()
-    assert one.num_ready <= 8
+    assert ready(one) <= 8
     marks[-1].is_done = True
     one.pass_gates()
-    assert one.num_ready == 40
+    assert ready(one) == 40
 
 
 def test_a_failed_mark_ends_the_entry() -> None:
@@ -61,26 +73,21 @@ def test_a_failed_mark_ends_the_entry() -> None:
 
 def test_parts_and_parents() -> None:
     one = entry(4, first=3)
-    keys, pages, parent = one.part(3, 2, 1)
+    keys, parent = one.keys_of(3, 2)
     assert parent == b"p" * 16
-    assert keys == bytes(16) + b"\1" * 16
-    assert pages.tolist() == [10, 11]
-    _, pages, parent = one.part(5, 2, 1)
-    assert parent == b"\1" * 16
-    assert pages.tolist() == [12, 13]
-    assert one.pages_and_ticks(6, 1, 1)[0].tolist() == [13]
+    assert keys == bytes([3]) * 16 + bytes([4]) * 16
+    assert one.pages_and_ticks(0, 3, 2)[0].tolist() == [10, 11]
+    assert one.keys_of(5, 2)[1] == bytes([4]) * 16
+    assert one.pages_and_ticks(0, 6, 1)[0].tolist() == [13]
 
 
-def test_stalls_are_limited() -> None:
-    one = entry()
-    one.confirm(2, None)
-    for count in range(MAX_STALLS):
-        assert one.num_ready == 2 + count
-        one.stall()
-        assert one.num_ready == 0
-        one.confirm(3 + count, None)
-    assert one.num_ready == 0
-    assert not one.is_outstanding(one.named)
+def test_many_additions_keep_all_pages() -> None:
+    one = entry(0, windows=(0, 2))
+    for chunk in range(300):
+        add(one, [[chunk], [1000 + chunk]])
+    assert one.pages_and_ticks(0, 0, 300)[0].tolist() == list(range(300))
+    pages, ticks = one.pages_and_ticks(1, 120, 2)
+    assert pages.tolist() == ticks.tolist() == [1120, 1121]
 
 
 @pytest.mark.parametrize(
@@ -90,19 +97,9 @@ def test_stalls_are_limited() -> None:
 def test_outstanding(next_chunk: int, stage: Stage, expected: bool) -> None:
     one = entry(1)
     one.confirm(1, None)
-    one.next_chunk, one.stage = next_chunk, stage
+    one.lanes[0].next_chunk, one.lanes[0].stage = next_chunk, stage
     assert one.is_outstanding(one.named) == expected
     assert one.is_outstanding(0) == (stage is not Stage.IDLE)
-
-
-@pytest.mark.parametrize("stage", list(Stage))
-def test_start_over(stage: Stage) -> None:
-    one = entry()
-    one.confirm(4, None)
-    one.next_chunk, one.stage, one.copied = 3, stage, 1
-    one.start_over()
-    assert (one.stage, one.next_chunk, one.copied) == (Stage.IDLE, 0, 0)
-    assert one.num_ready == (4 if stage is Stage.IDLE else 0)
 
 
 def test_a_lost_mark_confirms_nothing() -> None:
@@ -110,4 +107,43 @@ def test_a_lost_mark_confirms_nothing() -> None:
     one.confirm(4, LostMark(RuntimeError("no event")))
     one.pass_gates()
     assert one.ended
-    assert one.num_ready == 0
+    assert ready(one) == 0
+
+
+def test_a_windows_chunks_follow_those_of_full_attention() -> None:
+    one = entry(4, windows=(9, 0))
+    full, window = one.lanes
+    assert (full.group, window.group) == (1, 0)
+    one.confirm(4, None)
+    assert one.num_ahead(window, 4) == 0
+    full.next_chunk = 3
+    assert one.num_ahead(window, 4) == 3
+    assert one.lane(0) is window
+    assert one.lane(7) is None
+
+
+def test_what_a_window_has_left_or_never_had_is_skipped() -> None:
+    one = entry(0, windows=(3,))
+    add(one, [[-1, 1, 2, -1, 4, 5]])
+    one.confirm(6, None)
+    lane = one.lanes[0]
+    assert one.num_ahead(lane, 6) == 5
+    assert (lane.next_chunk, one.num_present(lane, 5)) == (1, 2)
+    one.seen_alive(1, 5)  # of five computed chunks the last two are still in the window
+    assert one.num_ahead(lane, 6) == 2
+    assert lane.next_chunk == 4
+    lane.stage = Stage.COPYING
+    one.seen_alive(2, 6)
+    assert one.num_ahead(lane, 6) == 2
+    assert lane.next_chunk == 4  # what is being copied stays what it is
+
+
+def test_the_first_report_after_a_copy_says_what_was_still_in_the_window() -> None:
+    one = entry(4, windows=(3,))
+    one.seen_alive(1, 2)
+    lane = one.lanes[0]
+    assert lane.proof_valid == -1
+    lane.stage = Stage.COPIED
+    one.seen_alive(2, 3)
+    one.seen_alive(3, 4)
+    assert lane.proof_valid == 3

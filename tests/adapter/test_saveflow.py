@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapter.geometry import Geometry
 from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
+from adapter.ring import StagingRing
 from adapter.savebook import SaveBook
-from adapter.saveentry import DEFER_FIRST_S, MAX_DEFERRALS
 from adapter.saveflow import MAX_COPYING, MAX_UNSETTLED, PROOF_S, SaveFlow
+from adapter.savelane import DEFER_FIRST_S, MAX_DEFERRALS, SaveLane
 from adapter.saveledger import HOLD_S, SaveLedger
 from protocol.messages import StopReason
-from tests.adapter.hostlike import FakeMark
+from tests.adapter.hostlike import FakeMark, geometry
 from tests.adapter.savehost import SaveHost
 
 OK = StopReason.NONE
@@ -23,15 +25,15 @@ ALL = 1 << 30
 class Rig:
     """A ledger with one-line reports."""
 
-    def __init__(self) -> None:
-        self.ledger = SaveLedger(256, 1, 50)
+    def __init__(self, geo: Geometry | None = None, ring: StagingRing | None = None) -> None:
+        self.ledger = SaveLedger(geo or geometry(num_pages=256), 50, ring)
         self.book, self.flow = SaveBook(self.ledger), SaveFlow(self.ledger)
 
-    def name(self, key: int, first: int, pages: list[int], request_id: int = 0) -> SaveNames:
-        keys = b"".join(bytes([key, first + at]) * 8 for at in range(len(pages)))
-        return SaveNames(
-            request_id or 100 + key, key, first, b"", keys, np.array(pages, dtype=np.int32)
-        )
+    def name(self, key: int, first: int, *pages: list[int], request_id: int = 0) -> SaveNames:
+        """Chunks of one page; a list of pages for each layer group."""
+        keys = b"".join(bytes([key, first + at]) * 8 for at in range(len(pages[0])))
+        rows = np.array(pages, dtype=np.int32)
+        return SaveNames(request_id or 100 + key, key, first, b"", keys, rows)
 
     def bind(
         self,
@@ -44,7 +46,7 @@ class Rig:
         alive = alive or {}
         metadata = ConnectorMetadata(
             1,
-            new_pages=np.array(new, dtype=np.int32),
+            new_pages=(np.array(new, dtype=np.int32),) if new else (),
             alive=np.array(list(alive), dtype=np.int64),
             valid_chunks=np.array(list(alive.values()), dtype=np.int32),
             names=names,
@@ -59,13 +61,19 @@ class Rig:
         entry = self.ledger.find(key)
         return entry is not None and not entry.ended and entry.is_outstanding(entry.named)
 
+    def lane(self, key: int, group: int = 0) -> SaveLane:
+        entry = self.ledger.find(key)
+        lane = None if entry is None else entry.lane(group)
+        assert lane is not None
+        return lane
+
     def copying(self, pages: tuple[int, ...] = (1, 2)) -> None:
         """Request 7 named, confirmed and sent as STORE 70."""
         self.bind(self.name(7, 0, list(pages)), alive={7: 0})
         self.bind(alive={7: len(pages)})
         (order,) = self.flow.next_stores(100)
         assert order.num_chunks == len(pages)
-        self.flow.sent(7, 70)
+        self.flow.sent(7, 0, 70)
 
 
 @pytest.fixture
@@ -73,45 +81,50 @@ def rig() -> Rig:
     return Rig()
 
 
-@settings(max_examples=150)
-@given(seed=st.integers(0, 1 << 30), chunk=st.integers(1, 2))
-def test_nothing_wrong_is_ever_published(seed: int, chunk: int) -> None:
-    host = SaveHost(seed, chunk)
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    chunk=st.integers(1, 2),
+    windows=st.sampled_from([(0,), (0, 9), (13, 0), (12,), (0, 0)]),
+    staging=st.sampled_from(["none", "ring", "layers"]),
+)
+def test_nothing_wrong_is_ever_published(
+    seed: int, chunk: int, windows: tuple[int, ...], staging: str
+) -> None:
+    ring_chunks = 0 if staging == "none" else 2 + seed % 4
+    host = SaveHost(seed, chunk, 24, windows, ring_chunks, by_layer=staging == "layers")
     for _ in range(150):
         host.step()
-    for _ in range(40):  # all is given back in the end
-        host.run_forward()
-        host.serve()
-        host.settle()
-        host.book.finished(host.announced, host.last_mark, host.now_s)
-        host.announced = []
-        for request_id in host.ledger.take_saved():
-            host.free += host.holding.pop(request_id)
-    assert host.holding == {}
-    assert host.ledger.num_held_pages == 0
+    host.finish_all()
 
 
-def test_the_miniature_host_does_publish() -> None:
-    assert sum(_published(seed) for seed in range(10)) > 50
-
-
-def _published(seed: int) -> int:
-    host = SaveHost(seed)
-    for _ in range(300):
-        host.step()
-    return host.num_published
+@pytest.mark.parametrize("windows", [(0,), (0, 17), (17,)])
+@pytest.mark.parametrize("staging", ["none", "ring", "layers"])
+def test_the_miniature_host_does_publish(windows: tuple[int, ...], staging: str) -> None:
+    ring_chunks = 0 if staging == "none" else 8
+    counts: dict[str, int] = {}
+    published = 0
+    for seed in range(10):
+        host = SaveHost(seed, 1, 24, windows, ring_chunks, by_layer=staging == "layers")
+        for _ in range(300):
+            host.step()
+        published += host.server.num_published
+        for name, count in host.ledger.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    assert published > 30, counts
+    assert (counts.get("chunks_staged_by_layer", 0) > 10) == (staging == "layers")
 
 
 def test_copied_waits_for_a_later_sign_of_life(rig: Rig) -> None:
     rig.copying()
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     assert rig.flow.next_settlements(0.0) == []
     rig.bind(alive={8: 0})
     assert rig.flow.next_settlements(0.0) == []
     rig.bind(alive={7: 2})
     (commit,) = rig.flow.next_settlements(0.0)
     assert (commit.store, commit.count) == (70, 2)
-    rig.flow.settled(7, 2, OK, 0.0)
+    rig.flow.settled(7, 0, 2, OK, 0.0)
     assert rig.ledger.counts["chunks_saved"] == 2
     assert not rig.ledger.has_work
 
@@ -119,7 +132,7 @@ def test_copied_waits_for_a_later_sign_of_life(rig: Rig) -> None:
 def test_a_sign_of_life_during_the_copy_is_not_enough(rig: Rig) -> None:
     rig.copying()
     rig.bind(alive={7: 2})
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     assert rig.flow.next_settlements(0.0) == []
 
 
@@ -127,10 +140,10 @@ def test_held_pages_are_committed_at_once(rig: Rig) -> None:
     rig.copying()
     assert rig.hold(7, 2)
     rig.book.finished([107], None, 0.0)
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     (commit,) = rig.flow.next_settlements(0.0)
     assert commit.count == 2
-    rig.flow.settled(7, 2, OK, 0.0)
+    rig.flow.settled(7, 0, 2, OK, 0.0)
     assert rig.ledger.take_saved() == [107]
     assert rig.ledger.num_held_pages == 0
 
@@ -138,15 +151,15 @@ def test_held_pages_are_committed_at_once(rig: Rig) -> None:
 def test_pages_handed_out_meanwhile_are_withdrawn(rig: Rig) -> None:  # P04
     rig.copying()
     rig.bind(new=(2,), alive={7: 2})
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     rig.bind(alive={7: 2})
     (commit,) = rig.flow.next_settlements(0.0)
     assert commit.count == 1
-    rig.flow.settled(7, 1, OK, 0.0)
+    rig.flow.settled(7, 0, 1, OK, 0.0)
     rig = Rig()
     rig.copying()
     rig.bind(new=(1,), alive={7: 2})
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     (cancel,) = rig.flow.next_settlements(0.0)
     assert cancel.count == 0
 
@@ -154,23 +167,23 @@ def test_pages_handed_out_meanwhile_are_withdrawn(rig: Rig) -> None:  # P04
 def test_an_ended_request_is_withdrawn(rig: Rig) -> None:
     rig.copying()
     rig.bind(ended=(7,))
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     (cancel,) = rig.flow.next_settlements(0.0)
     assert cancel.count == 0
-    rig.flow.settled(7, 0, OK, 0.0)
+    rig.flow.settled(7, 0, 0, OK, 0.0)
     assert rig.ledger.num_entries == 0
 
 
 def test_a_copy_without_a_sign_of_life_is_withdrawn_in_time(rig: Rig) -> None:
     rig.copying()
-    rig.flow.copied(7, 0, 2, OK, 0.0)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
     assert rig.flow.next_settlements(PROOF_S) == []
     assert rig.flow.next_settlements(PROOF_S + 1)[0].count == 0
 
 
 def test_what_the_server_holds_is_skipped_and_the_next_part_names_its_parent(rig: Rig) -> None:
     rig.copying((1, 2, 3))
-    rig.flow.copied(7, 3, 0, OK, 0.0)
+    rig.flow.copied(7, 0, 3, 0, OK, 0.0)
     assert not rig.ledger.has_work
     rig.bind(rig.name(7, 3, [4]), alive={7: 3})
     rig.bind(alive={7: 4})
@@ -183,7 +196,7 @@ def test_a_chunk_that_another_store_has_reserved_is_tried_again_soon(rig: Rig) -
     rig.copying()
     now_s = 0.0
     for number in range(MAX_DEFERRALS):
-        rig.flow.copied(7, 0, 0, StopReason.BUSY, now_s)
+        rig.flow.copied(7, 0, 0, 0, StopReason.BUSY, now_s)
         assert rig.outstanding(7)
         wait_s = DEFER_FIRST_S * 2**number
         rig.flow.expire(now_s + 0.9 * wait_s)
@@ -192,7 +205,7 @@ def test_a_chunk_that_another_store_has_reserved_is_tried_again_soon(rig: Rig) -
         rig.flow.expire(now_s)
         (order,) = rig.flow.next_stores(100)
         assert (order.first_chunk, order.num_chunks) == (0, 2)
-    rig.flow.copied(7, 0, 0, StopReason.BUSY, now_s)
+    rig.flow.copied(7, 0, 0, 0, StopReason.BUSY, now_s)
     assert not rig.outstanding(7)
     assert rig.ledger.counts["saves_stopped_busy"] == 1
 
@@ -202,7 +215,7 @@ def test_a_stopped_save_is_dropped_and_tried_again_only_with_more(
     rig: Rig, stop: StopReason
 ) -> None:
     rig.copying()
-    rig.flow.copied(7, 0, 0, stop, 0.0)
+    rig.flow.copied(7, 0, 0, 0, stop, 0.0)
     assert rig.flow.next_stores(100) == []
     assert not rig.outstanding(7)
     rig.bind(rig.name(7, 2, [3]), alive={7: 2})
@@ -211,7 +224,7 @@ def test_a_stopped_save_is_dropped_and_tried_again_only_with_more(
     (order,) = rig.flow.next_stores(100)
     assert (order.first_chunk, order.num_chunks) == (0, 3)  # the hole heals
     for _ in range(2):
-        rig.flow.copied(7, 0, 0, stop, 0.0)
+        rig.flow.copied(7, 0, 0, 0, stop, 0.0)
         rig.bind(rig.name(7, rig.ledger.entries()[0].named, [9]), alive={7: 9})
         rig.bind(alive={7: 99})
         rig.flow.next_stores(100)
@@ -223,16 +236,16 @@ def test_a_refused_request_drops_its_save(rig: Rig) -> None:
     rig.copying()
     assert rig.hold(7, 2)
     rig.book.finished([107], None, 0.0)
-    rig.flow.failed(7, 0.0)
+    rig.flow.failed(7, 0, 0.0)
     assert rig.ledger.take_saved() == [107]
 
 
 def test_a_lost_server_gives_held_pages_back_and_the_living_begin_anew(rig: Rig) -> None:
     rig.copying()
-    rig.bind(rig.name(8, 0, [10, 11], 108), alive={7: 2, 8: 0})
+    rig.bind(rig.name(8, 0, [10, 11], request_id=108), alive={7: 2, 8: 0})
     rig.bind(alive={7: 2, 8: 2})
     rig.flow.next_stores(100)
-    rig.flow.sent(8, 80)
+    rig.flow.sent(8, 0, 80)
     assert rig.hold(8, 2)
     rig.book.finished([108], None, 0.0)
     assert sorted(rig.flow.server_lost(0.0)) == [70, 80]
@@ -282,7 +295,7 @@ def test_bounds_of_what_is_in_flight(rig: Rig) -> None:
         if not orders:
             break
         for order in orders:
-            rig.flow.copied(order.key, 0, 1, OK, 0.0)
+            rig.flow.copied(order.key, 0, 0, 1, OK, 0.0)
         sent += len(orders)
     assert sent == MAX_UNSETTLED
 
@@ -290,10 +303,10 @@ def test_bounds_of_what_is_in_flight(rig: Rig) -> None:
 def test_answers_about_forgotten_requests_are_ignored(rig: Rig) -> None:
     rig.copying()
     rig.book.abandon()
-    rig.flow.copied(7, 0, 2, OK, 0.0)
-    rig.flow.settled(7, 2, OK, 0.0)
-    rig.flow.failed(7, 0.0)
-    rig.flow.sent(7, 71)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
+    rig.flow.settled(7, 0, 2, OK, 0.0)
+    rig.flow.failed(7, 0, 0.0)
+    rig.flow.sent(7, 0, 71)
     assert not rig.ledger.has_work
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapter.identity import Geometry
+from adapter.geometry import Geometry, GroupGeometry
 from adapter.journal import Journal
 from adapter.link import Link
 from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
 from adapter.saver import Saver
 from protocol.errors import ErrorCode, RequestError
+from protocol.ids import ShardIndex
 from protocol.layout import PAGE_DTYPE
 from protocol.messages import Body, CommitReply, Op, StopReason, StoreReply
 from tests.adapter.hostlike import FakeMark
@@ -25,7 +26,7 @@ from tests.adapter.linking import joined_link
 from tests.adapter.responder import PAGE_BYTES, Responder, until
 
 ALL = LastWord(1 << 30)
-GEO = Geometry(tokens_per_block=4, chunk_blocks=1, num_pages=16, page_bytes=PAGE_BYTES)
+GEO = Geometry(4, 1, (GroupGeometry(16, PAGE_BYTES),), (ShardIndex(0),))
 
 
 def publish(body: Any) -> Body:
@@ -55,7 +56,7 @@ def saver(link: Link) -> Iterator[Saver]:
 
 def names(key: int = 7, pages: tuple[int, ...] = (3, 4), first: int = 0) -> SaveNames:
     keys = b"".join(bytes([key, first + at]) * 8 for at in range(len(pages)))
-    return SaveNames(100 + key, key, first, b"", keys, np.array(pages, dtype=np.int32))
+    return SaveNames(100 + key, key, first, b"", keys, np.array([pages], dtype=np.int32))
 
 
 def bind(
@@ -177,7 +178,7 @@ def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: S
     server.mute.add(Op.STORE)
     bind(saver, names(), alive={7: 2})
     with pytest.raises(IndexError):
-        saver.bound(ConnectorMetadata(2, new_pages=np.array([16], dtype=np.int32)), None)
+        saver.bound(ConnectorMetadata(2, new_pages=(np.array([16], dtype=np.int32),)), None)
     assert counted(saver, "open_saves") == 0
 
 

@@ -1,0 +1,137 @@
+"""Copies pages, or the slices of one layer, from the engine's pool into ring slots.
+
+Must not know: requests, sockets, whether the bytes are right. Runs in: the saver's thread, which
+holds no lock meanwhile; numpy lets other threads run during each copy of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapter.journal import Journal
+from adapter.pagememory import GroupPages, LayerSlice, PageMemory
+from adapter.ring import Lot, StagingRing
+from adapter.stagedrun import StagedRun
+
+PIECE_BYTES: Final = 16 << 20
+"""A STORE out of the ring has about so many bytes at most, so that copies and pulls overlap."""
+
+
+class Stager:
+    """Copies for one saver; what goes wrong costs a save, not the thread."""
+
+    def __init__(self, memory: PageMemory, ring: StagingRing, journal: Journal) -> None:
+        """Copies nothing yet.
+
+        Args:
+            memory: the engine's pages.
+            ring: where they go.
+            journal: takes what goes wrong.
+        """
+        self._memory = memory
+        self._ring = ring
+        self._journal = journal
+
+    def stage(self, lot: Lot, pages: NDArray[np.int32]) -> bool:
+        """Copies whole pages; False when that failed.
+
+        Args:
+            lot: slots of the ring.
+            pages: int32[n], one page for each slot.
+        """
+        try:
+            stage_pages(self._memory, self._ring, lot, pages)
+        except Exception as error:  # noqa: BLE001 - one save is dropped
+            self._journal.report("stagings_failed", f"a save is dropped: {error!r}")
+            return False
+        return True
+
+    def stage_layer(self, layer: int, runs: Sequence[StagedRun]) -> bool:
+        """Copies one model layer of some chunks; False when that failed.
+
+        Args:
+            layer: model layer.
+            runs: chunks and their slots.
+        """
+        try:
+            slices = self._memory.layers[layer]
+            for run in runs:
+                stage_layer(self._memory, self._ring, run.lot, run.pages, slices)
+        except Exception as error:  # noqa: BLE001 - whole pages are copied once confirmed
+            self._journal.report("stagings_failed", f"a layer was not staged: {error!r}")
+            return False
+        return True
+
+
+def stage_pages(memory: PageMemory, ring: StagingRing, lot: Lot, pages: NDArray[np.int32]) -> None:
+    """Copies whole pages.
+
+    Args:
+        memory: the engine's.
+        ring: where to.
+        lot: slots of the ring.
+        pages: int32[n], one page for each slot.
+
+    Raises:
+        IndexError: a page outside the pool.
+    """
+    group = memory.groups[lot.group]
+    _check(group, pages)
+    for page, slot in zip(pages.tolist(), lot.slots.tolist(), strict=True):
+        target, at = ring.page(lot.group, slot), 0
+        for part in group.parts:
+            start = page * part.stride_bytes
+            target[at : at + part.size_bytes] = part.flat[start : start + part.size_bytes]
+            at += part.size_bytes
+
+
+def stage_layer(
+    memory: PageMemory,
+    ring: StagingRing,
+    lot: Lot,
+    pages: NDArray[np.int32],
+    slices: Sequence[LayerSlice],
+) -> None:
+    """Copies the bytes of one model layer in pages.
+
+    Args:
+        memory: the engine's.
+        ring: where to.
+        lot: slots of the ring.
+        pages: int32[n], one page for each slot.
+        slices: where the layer lies; those of other groups are skipped.
+
+    Raises:
+        IndexError: a page outside the pool.
+    """
+    group = memory.groups[lot.group]
+    _check(group, pages)
+    spans = [span for piece in slices if piece.group == lot.group for span in _spans(group, piece)]
+    for page, slot in zip(pages.tolist(), lot.slots.tolist(), strict=True):
+        target = ring.page(lot.group, slot)
+        for index, inside, at, size in spans:
+            part = group.parts[index]
+            start = page * part.stride_bytes + inside
+            target[at : at + size] = part.flat[start : start + size]
+
+
+def _spans(group: GroupPages, piece: LayerSlice) -> list[tuple[int, int, int, int]]:
+    """A slice of a page by parts: (part, offset in the part, offset in the page, bytes)."""
+    found, begin = [], 0
+    stop_byte = piece.start_byte + piece.num_bytes
+    for index, part in enumerate(group.parts):
+        first = max(begin, piece.start_byte)
+        last = min(begin + part.size_bytes, stop_byte)
+        if first < last:
+            found.append((index, first - begin, first, last - first))
+        begin += part.size_bytes
+    return found
+
+
+def _check(group: GroupPages, pages: NDArray[np.int32]) -> None:
+    if pages.size and (int(pages.min()) < 0 or int(pages.max()) >= group.num_pages):
+        raise IndexError(f"page ids must lie within 0..{group.num_pages - 1}")
