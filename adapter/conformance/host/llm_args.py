@@ -61,6 +61,7 @@ class LlmArgs:
         kv_connector_config: None runs the engine without a connector.
         max_num_tokens: Tokens one forward may compute, over all requests.
         max_batch_size: Requests one forward may hold.
+        speculative_config: How drafts are made; the host itself goes by ``HostOptions.num_drafts``.
     """
 
     model: str | Path
@@ -83,5 +84,6 @@ class LlmArgs:
     trust_remote_code: bool = False
     disable_overlap_scheduler: bool = False
     enable_chunked_prefill: bool = True
+    speculative_config: object | None = None
 
     __hash__ = None  # type: ignore[assignment]

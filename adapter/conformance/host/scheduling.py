@@ -139,7 +139,7 @@ class BatchScheduler:
             self._copy_page(allocation.copy_from, to_poison[0])
             to_poison = to_poison[1:]
         batch.new_pages[0] += to_poison
-        if not self._reuse and self._options.epoch != "E3":
+        if not self._reuse and self._options.epoch in ("E1", "E2"):
             return  # E1 and E2 never query with reuse off
         count, is_async = self._port.query(request, request.cursor)
         batch.has_load = batch.has_load or count > 0

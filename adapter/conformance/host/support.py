@@ -37,6 +37,7 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
         "kv_cache_config.use_kv_cache_manager_v2": cache.use_kv_cache_manager_v2 and not is_v2,
         "kv_cache_config.max_attention_window": cache.max_attention_window is not None
         and not is_v2,
+        "speculative_config": _has_draft_model(llm_args.speculative_config),
         "num_drafts": bool(options.num_drafts) and (is_v2 or options.epoch == "E1"),
         "layout": is_v2 and not is_late,
         "kv_cache_config.enable_block_reuse": is_v2 and not cache.enable_block_reuse,
@@ -56,3 +57,9 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
     # How many drafts were accepted moves the next batch's positions: it is waited for.
     overlap = options.overlap and not llm_args.disable_overlap_scheduler and not options.num_drafts
     return replace(options, overlap=overlap)
+
+
+def _has_draft_model(speculative: object | None) -> bool:
+    # Drafts of the model itself name none (host contract §11).
+    names = ("speculative_model", "speculative_model_dir")
+    return any(getattr(speculative, name, None) for name in names)

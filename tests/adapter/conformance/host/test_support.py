@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,3 +40,48 @@ def test_overlap_is_off_if_either_side_says_so() -> None:
     assert not settle(GOOD, HostOptions(overlap=False)).overlap
     assert not settle(replace(GOOD, disable_overlap_scheduler=True), HostOptions()).overlap
     assert settle(replace(GOOD, **cache(host_cache_size=0)), HostOptions(epoch="E1")).epoch == "E1"
+
+
+LATE = replace(GOOD, enable_attention_dp=True)
+V2 = replace(GOOD, **cache(use_kv_cache_manager_v2=True, max_attention_window=(64,)))
+
+
+def test_what_late_epochs_run_is_run() -> None:
+    assert settle(replace(GOOD, tensor_parallel_size=2), HostOptions(), 2).epoch == "E2"
+    assert settle(LATE, HostOptions(epoch="E3")).epoch == "E3"
+    assert settle(V2, HostOptions(epoch="E4", layout="v2")).layout == "v2"
+    assert not settle(GOOD, HostOptions(num_drafts=2)).overlap  # accepted drafts are waited for
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "named"),
+    [
+        (V2, {"layout": "v2"}, "layout"),
+        (
+            replace(GOOD, **cache(enable_block_reuse=False)),
+            {"layout": "v2", "epoch": "E3"},
+            "enable_block_reuse",
+        ),
+        (GOOD, {"num_drafts": 1, "epoch": "E1"}, "num_drafts"),
+        (GOOD, {"num_drafts": 1, "epoch": "E3", "layout": "v2"}, "num_drafts"),
+        (GOOD, {}, None),
+        (
+            replace(GOOD, speculative_config=SimpleNamespace(speculative_model="draft")),
+            {"num_drafts": 1},
+            "speculative_config",
+        ),
+    ],
+)
+def test_what_an_epoch_refuses_is_refused(
+    args: LlmArgs, options: dict[str, Any], named: str | None
+) -> None:
+    if named is None:
+        assert settle(args, HostOptions(**options))
+        return
+    with pytest.raises(ValueError, match=named):
+        settle(args, HostOptions(**options))
+
+
+def test_as_many_ranks_as_the_arguments_say() -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        settle(GOOD, HostOptions(), 2)
