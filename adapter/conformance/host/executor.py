@@ -158,7 +158,8 @@ class Executor:
 
     def _is_busy(self) -> bool:
         scheduler, previous = self._scheduler, self._iteration.previous
-        return bool(scheduler.active or scheduler.waiting or previous or self._forgets)
+        waiting = scheduler.waiting or self.finisher.replaying
+        return bool(scheduler.active or waiting or previous or self._forgets)
 
     def _polls_idle(self) -> bool:
         return self._parts.options.epoch == "E4" and bool(self.ledger)
@@ -186,7 +187,8 @@ class Executor:
             forget.set_result(num_pages)
 
     def _drain(self) -> None:
-        left = [*self._scheduler.active, *(r.request_id for r in self._scheduler.waiting)]
+        waiting = [*self._scheduler.waiting, *self.finisher.replaying.values()]
+        left = [*self._scheduler.active, *(request.request_id for request in waiting)]
         self.finisher.cancel(left, "ended by shutdown")
         deadline_s = time.monotonic() + _DRAIN_S
         control = self._parts.control
@@ -205,6 +207,7 @@ class Executor:
     def _close(self) -> None:
         left: list[Command] = [*self._inbox.close(), *self._forgets]
         left += [*self._scheduler.active.values(), *self._scheduler.waiting]
+        left += self.finisher.replaying.values()
         for command in left:
             if isinstance(command, HostRequest):
                 command.handle.fail(self._death())

@@ -68,9 +68,13 @@ class Finisher:
         port: The connector.
         reporter: Forgets them.
         ledger: Keeps pages that are still being saved.
-        options: Version switches.
+        options: Version switches; which ends are signalled how.
         comm: Gathers what ``get_finished`` returned; alone under attention DP.
         adp: Whether attention is data parallel: cancelling then waits for transfers.
+
+    Attributes:
+        num_finished: Requests that ended well.
+        replaying: Preempted requests whose pages are being saved, by id.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Finisher:
         self._waits = adp or options.epoch == "E4"
         self._cancelling: dict[int, tuple[HostRequest, str]] = {}
         self._saving: dict[int, HostRequest] = {}
+        self.replaying: dict[int, HostRequest] = {}
 
     @property
     def num_cancelling(self) -> int:
@@ -131,14 +136,9 @@ class Finisher:
             reason: Shown to whoever waits for the result.
         """
         for request_id in request_ids:
-            request = self._scheduler.active.get(request_id)
+            request = self._find(request_id)
             if request is None:
-                request = next(
-                    (r for r in self._scheduler.waiting if r.request_id == request_id), None
-                )
-                if request is None:
-                    continue
-                self._scheduler.waiting.remove(request)
+                continue
             if self._waits and self._ledger.is_pending(request_id):
                 self._await_transfers(request, reason)
                 continue
@@ -161,7 +161,18 @@ class Finisher:
     def forget_preempted(self, request: HostRequest) -> None:
         """A request lost its pages and will replay (§6): silently, but for E4's signal."""
         self._reporter.forget(request.request_id)
-        self._port.request_reset(request)
+        if not self._options.direct_preemption:
+            self._port.request_reset(request)
+
+    def defer_replay(self, request: HostRequest, tables: list[list[int]]) -> None:
+        """Let a preempted request wait until the pages it lost are saved (E4; §6).
+
+        Args:
+            request: It has no pages any more.
+            tables: The pages.
+        """
+        self._ledger.start_save(request.request_id, tables)
+        self.replaying[request.request_id] = request
 
     def poll_transfers(self) -> None:
         """Announce new transfers and take those that ended on every rank (step 14).
@@ -181,9 +192,21 @@ class Finisher:
             self._cache.release(tables)
         for request_id in [i for i in self._saving if not self._ledger.is_pending(i)]:
             self._saving.pop(request_id).tables = []
+        for request_id in [i for i in self.replaying if not self._ledger.is_pending(i)]:
+            self._scheduler.waiting.appendleft(self.replaying.pop(request_id))
         for request_id in [i for i in self._cancelling if not self._ledger.is_pending(i)]:
             request, reason = self._cancelling.pop(request_id)
             self.drop(request, RequestCancelledError(f"request {request_id} {reason}"))
+
+    def _find(self, request_id: int) -> HostRequest | None:
+        # An active one stays where it is until it is dropped.
+        if request_id in self._scheduler.active:
+            return self._scheduler.active[request_id]
+        for request in self._scheduler.waiting:
+            if request.request_id == request_id:
+                self._scheduler.waiting.remove(request)
+                return request
+        return self.replaying.pop(request_id, None)
 
     def _take_samples(self, request: HostRequest, cells: tuple[TokenCell, ...]) -> None:
         if len(cells) > 1:
@@ -208,9 +231,10 @@ class Finisher:
         if request.request_id in self._cancelling:
             return
         self._cancelling[request.request_id] = (request, reason)
-        if request.phase is Phase.LOADING:
-            start = request.num_device_tokens
-            self._port.cancel_load(request, start, start + request.num_loaded_tokens)
+        count = request.matched_by_connector
+        count = request.num_loaded_tokens if count is None else count
+        if request.phase is Phase.LOADING and count:
+            self._port.cancel_load(request, request.cursor - count, request.cursor)
 
     def _finish(self, request: HostRequest, reason: str) -> None:
         keep = self._port.request_finished(request)

@@ -135,6 +135,8 @@ class Iteration:
         batch = self._parts.scheduler.plan()
         for request in batch.preempted:
             self.finisher.forget_preempted(request)
+        for request, tables in batch.deferred:
+            self.finisher.defer_replay(request, tables)
         if self.lockstep is not None and self.lockstep.anyone(bool(batch)) and not batch:
             self._add_dummy(batch)
         return batch

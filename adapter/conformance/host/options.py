@@ -54,6 +54,8 @@ class HostOptions:
         num_drafts: Draft tokens verified per generated token (§3); overlap is off with them.
         estimate_kv: Run the memory estimation of bring-up first, on a pool and an
             executor without the connector (§4, step 4).
+        direct_preemption: Preempt by ``request_finished`` in place of ``request_reset`` (E4,
+            V2): True defers it until the pages are saved (§6).
         load_skew: Iterations by which this rank's completions count later than the
             connector reports them: ranks differ (§5).
         load_deadline_s: Longest wait for a load that empties a rank's batch under
@@ -78,6 +80,7 @@ class HostOptions:
     skip_forward: Callable[[int], bool] | None = None
     num_drafts: int = 0
     estimate_kv: bool = False
+    direct_preemption: bool = False
     load_skew: int = 0
     load_deadline_s: float = 60.0
     probe: Probe | None = None

@@ -74,6 +74,7 @@ class Batch:
         has_load: Whether the connector was granted tokens in this iteration.
         dummies: Page tables of dummy requests, one token each, hidden from the connector.
         preempted: Requests that lost their pages and will replay under the same id (V2).
+        deferred: Those of them whose pages are still to be saved, and the pages.
     """
 
     contexts: list[Scheduled] = field(default_factory=list)
@@ -83,6 +84,7 @@ class Batch:
     has_load: bool = False
     dummies: list[Sequence[Sequence[int]]] = field(default_factory=list)
     preempted: list[HostRequest] = field(default_factory=list)
+    deferred: list[tuple[HostRequest, list[list[int]]]] = field(default_factory=list)
 
     @property
     def can_forward(self) -> bool:

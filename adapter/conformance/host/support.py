@@ -39,6 +39,7 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
         and not is_v2,
         "speculative_config": _has_draft_model(llm_args.speculative_config),
         "num_drafts": bool(options.num_drafts) and (is_v2 or options.epoch == "E1"),
+        "direct_preemption": options.direct_preemption and options.epoch != "E4",
         "layout": is_v2 and not is_late,
         "kv_cache_config.enable_block_reuse": is_v2 and not cache.enable_block_reuse,
         "kv_cache_config.host_cache_size": bool(cache.host_cache_size),

@@ -58,6 +58,7 @@ class V2Scheduler:
         self._max_num_tokens = max_num_tokens
         self._max_batch_size = max_batch_size
         self._new_memo = new_memo
+        self._deferred: list[HostRequest] = []
         self._size = cache.tokens_per_block
 
     def plan(self) -> Batch:
@@ -180,6 +181,8 @@ class V2Scheduler:
         while request.phase is not Phase.WAITING:
             if self._cache.grow(request, position, end):
                 return True
+            if self._pages_come():
+                return False
             victims = [
                 other
                 for other in self.active.values()
@@ -188,9 +191,23 @@ class V2Scheduler:
             self._reset(batch, victims[-1])
         return False
 
+    def _pages_come(self) -> bool:
+        """Whether pages of a preempted request are still being saved: wait, preempt no other."""
+        self._deferred = [
+            request
+            for request in self._deferred
+            if request.phase is Phase.WAITING and request not in self.waiting
+        ]
+        return bool(self._deferred)
+
     def _reset(self, batch: Batch, request: HostRequest) -> None:
         del self.active[request.request_id]
-        self._cache.release(request.tables)
+        if self._options.direct_preemption and self._port.request_finished(request):
+            batch.deferred.append((request, request.tables))
+            self._deferred.append(request)
+        else:
+            self._cache.release(request.tables)
+            self.waiting.appendleft(request)
         # A sample on its way is not waited for: the replay draws it again.
         request.tables = []
         request.attempt += 1
@@ -202,7 +219,6 @@ class V2Scheduler:
         request.last_cell = None
         request.forwards_seen = False
         request.memo = self._new_memo(request.tokens)
-        self.waiting.appendleft(request)
         self.num_resets += 1
         batch.preempted.append(request)
 

@@ -15,6 +15,7 @@ from adapter.conformance.host.errors import (
 )
 from tests.adapter.conformance.host.lifecycles import (
     WAIT_S,
+    calls_of,
     details_of,
     engine,
     names_of,
@@ -146,3 +147,87 @@ def test_older_epochs_call_none_of_the_newest_methods(epoch: Any) -> None:
         host.cancel(parked(host))
         until(lambda: not host._executor._scheduler.active)
     assert not {"cancel_load", "request_reset", "shutdown"} & set(names_of(host))
+
+
+def replays(host: HostEngine) -> list[int]:
+    """Ids of requests that were queried again."""
+    asked = [request.request_id for request, _ in details_of(host, "query")]
+    return [request_id for request_id in set(asked) if asked.count(request_id) > 1]
+
+
+def saved_an_iteration_later(host: HostEngine) -> None:
+    worker = host.connector.worker
+    original, due = worker.get_finished, []  # type: ignore[var-annotated]
+
+    def get_finished(finished: list[int], started: list[int]) -> Any:
+        original(finished, started)
+        done = list(due)
+        due[:] = finished
+        return done, []
+
+    worker.get_finished = get_finished
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("epoch", "direct", "keep"),
+    [("E3", False, False), ("E4", False, False), ("E4", True, False), ("E4", True, True)],
+)
+def test_preempted_requests_replay_and_the_newest_epoch_says_so_in_one_way(
+    epoch: Any, direct: bool, keep: bool, overlap: bool
+) -> None:
+    asked = [prompt(20), prompt(20, 1), prompt(20, 2)]
+    both: dict[str, Any] = {"epoch": epoch, "layout": "v2", "overlap": overlap}
+    with engine(num_blocks=64, **both) as wide:
+        right = [wide.submit(tokens, 30).result(WAIT_S).tokens for tokens in asked]
+        assert not replays(wide)
+    name = "keep" if keep else f"preempt{next(NAMES)}"
+    with engine(f"rule://{name}", num_blocks=9, direct_preemption=direct, **both) as host:
+        saved_an_iteration_later(host)
+        handles = [host.submit(tokens, 30) for tokens in asked]
+        assert [handle.result(WAIT_S).tokens for handle in handles] == right
+        until(lambda: host.stats().num_available_blocks + host.stats().num_saving_pages == 9)
+        host.allocator.check_integrity()
+    assert replays(host)
+    finished = [request_id for request_id, _ in details_of(host, "request_finished")]
+    resets = details_of(host, "request_reset")
+    if epoch == "E4" and not direct:
+        assert set(resets) == set(replays(host))
+    else:
+        assert resets == []
+    for request_id in replays(host):
+        assert (finished.count(request_id) > 1) == direct
+        reports = [
+            data
+            for output in details_of(host, "build")
+            for data in output.new_requests
+            if data.request_id == request_id
+        ]
+        # New again, with all it knows: what it generated is part of its prompt now.
+        assert len(reports[-1].new_tokens) > 20
+    if keep:
+        names = [(name, detail) for name, _, detail in calls_of(host)]
+        for request_id in replays(host):
+            first = names.index(
+                (
+                    "request_finished",
+                    next(d for n, d in names if n == "request_finished" and d[0] == request_id),
+                )
+            )
+            again = [n for n, d in names[first:] if n in ("query", "get_finished")]
+            assert again.index("query") > again.index("get_finished")
+
+
+def test_a_replay_that_waits_for_a_save_can_be_cancelled() -> None:
+    with engine(
+        "rule://keep", num_blocks=7, epoch="E4", layout="v2", direct_preemption=True
+    ) as host:
+        handles = [host.submit(prompt(20, seed), 30) for seed in range(2)]
+        finisher = host._executor.finisher
+        until(lambda: bool(finisher.replaying) or host.error is not None)
+        (waiting,) = finisher.replaying
+        host.cancel(handles[waiting - 1])
+        until(lambda: finisher.num_cancelling == 1)
+        host.connector.worker.answers = [([waiting], [])]
+        with pytest.raises(RequestCancelledError):
+            handles[waiting - 1].result(WAIT_S)
