@@ -36,7 +36,10 @@ def test_row_06_a_late_answer_is_used_and_locks_do_not_linger(
         check_nothing_left(0, SoloSubject(seen.host))
 
 
-def test_row_09_no_hook_waits_for_a_server_or_a_forward(bench: Bench) -> None:
+def test_row_09_no_hook_waits_for_a_server_or_a_forward(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS")
     verdict = checks_hooks.never_blocks_while_its_server_hangs(bench)
     assert verdict.outcome is Outcome.HELD, verdict.evidence
     probe, prompt = Probe(), text(2 * BLOCK + 1, seed=61)
