@@ -1,0 +1,50 @@
+"""Further points for traps in a rank's process: around what the adapter asks, and around copies.
+
+A plug-in of ``adapter.conformance.host.ranks``: ``LOOKUP.before`` and ``LOOKUP.after`` (the answer
+is there), ``STORE.before`` and ``STORE.after`` (it is sent, its answer is not there), ``answered``
+(an answer to something sent was taken in), ``copy.before`` and ``copy.after``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adapter.channel import Channel
+from adapter.conformance.host.ranks.injection import Injector
+from adapter.copy import HeldLoad
+
+
+def install(rank: int, injector: Injector) -> None:
+    """Puts the points in, for this process."""
+    call, submit, poll, copy = Channel.call, Channel.submit, Channel.poll, HeldLoad.copy
+
+    def pointed_call(channel: Channel, body: Any, *rest: Any, **named: Any) -> Any:
+        injector.reach(f"{body.op.name}.before")
+        reply = call(channel, body, *rest, **named)
+        injector.reach(f"{body.op.name}.after")
+        return reply
+
+    def pointed_submit(channel: Channel, body: Any, *rest: Any, **named: Any) -> Any:
+        injector.reach(f"{body.op.name}.before")
+        ticket = submit(channel, body, *rest, **named)
+        injector.reach(f"{body.op.name}.after")
+        return ticket
+
+    def pointed_poll(channel: Channel, wait_s: float) -> Any:
+        completions = poll(channel, wait_s)
+        if completions:
+            injector.reach("answered")
+        return completions
+
+    def pointed_copy(load: HeldLoad, *rest: Any, **named: Any) -> Any:
+        injector.reach("copy.before")
+        copy(load, *rest, **named)
+        injector.reach("copy.after")
+
+    for owner, name, pointed in (
+        (Channel, "call", pointed_call),
+        (Channel, "submit", pointed_submit),
+        (Channel, "poll", pointed_poll),
+        (HeldLoad, "copy", pointed_copy),
+    ):
+        setattr(owner, name, pointed)
