@@ -194,7 +194,9 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         try:
             metadata = self.get_connector_meta()
             if isinstance(metadata, ConnectorMetadata) and metadata.may_fire:
-                running.saver.layer_done(int(layer_idx), _record(stream))
+                mark = _record(stream)
+                if mark is not None:
+                    running.saver.layer_done(int(layer_idx), mark)
         except Exception as error:  # noqa: BLE001 - the pages are read whole, later
             self._engine.journal.report("layer_marks_lost", f"kvkeep: {error!r}")
 
