@@ -215,7 +215,8 @@ def memory_of(address: int, num_bytes: int, device: str, owner: object) -> Span:
     if pool is not None:
         start = address - pool.address
         return Span(pool.view[start : start + num_bytes], pool, "")
-    if device in ("cpu", "") and is_host_mapped(address, num_bytes):
+    # A tensor's word is taken: pinned host memory is a driver's file in the list of mappings.
+    if device == "cpu" or (not device and is_host_mapped(address, num_bytes)):
         why = "the memory is no shared pool (adapter.pages.shared_pool makes one)"
     elif device in ("cuda", "") and is_managed(address):
         why = "managed memory cannot be shared with another process"

@@ -18,12 +18,12 @@ from adapter import enrolment
 from adapter.channel import Channel
 from adapter.copy import ShardLoad, load_pages
 from adapter.enrolment import Enrolment
-from adapter.link import Joined, Link
+from adapter.link import Joined, Link, LinkConfig
 from adapter.pagememory import GroupPages
 from adapter.pages import SharedPool
 from protocol.errors import ErrorCode, KvkeepError, UnreachableError
-from protocol.ids import LeaseId
-from protocol.layout import pack_pages, unpack_slots
+from protocol.ids import InstanceId, LeaseId
+from protocol.layout import Region, ShardPool, pack_pages, unpack_slots
 from protocol.messages import (
     Body,
     Commit,
@@ -38,6 +38,7 @@ from protocol.messages import (
     Store,
     StoreReply,
 )
+from protocol.namespace import Namespace
 from tests.adapter.linking import make_pool, open_link, register
 from tests.adapter.responder import PAGE_BYTES, namespace, until
 from tests.wire.process import ServerProcess
@@ -275,3 +276,33 @@ def test_a_refused_registration_names_the_reason(server: ServerProcess) -> None:
         assert link.wait_joined(CALL_S) is None
         assert isinstance(link.refusal, KvkeepError)
         assert "8192" in link.refusal.message
+
+
+def test_a_rank_that_stays_away_is_said_and_one_that_comes_heals(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapter.duties.WHOLE_NS", 0)
+    plain, instance = namespace(), InstanceId(os.urandom(16))
+    fields = {name: getattr(plain, name) for name in plain.__struct_fields__}
+    owner = Namespace(**fields | {"num_ranks": 2})
+    links = [Link(LinkConfig(server.url, instance, f"rank {rank}")) for rank in (0, 1)]
+    try:
+        for rank, link in enumerate(links):
+            pool = make_pool()
+            region = Region(offset_bytes=0, size_bytes=PAGE_BYTES, stride_bytes=PAGE_BYTES)
+            pages = ShardPool(shard=rank, num_pages=16, regions=(region,))
+            link.register(owner, rank, pool.fd, pool.num_bytes, (pages,), is_ring=rank == 1)
+        leader, other = links
+        leader.set_live_requests(list)
+        leader.start()
+        assert leader.wait_joined(CALL_S) is not None
+        until(lambda: leader.counters.get("ranks_missing") == 1, 30)
+        other.start()
+        assert other.wait_joined(CALL_S) is not None
+        seen = leader.counters["heartbeats"]
+        until(lambda: leader.counters["heartbeats"] > seen, 30)
+        assert leader.counters["ranks_missing"] == 1
+        assert "ranks_missing" not in other.counters
+    finally:
+        for link in links:
+            link.close(5)
