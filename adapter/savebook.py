@@ -50,7 +50,7 @@ class SaveBook:
         for group, pages in enumerate(metadata.new_pages):
             ledger.ticks[group].raise_for(pages)
         for key in metadata.ended.tolist():
-            self._end(key)
+            self.ended(key)
         self._fresh.clear()
         for names in metadata.names:
             self._name(names)
@@ -167,7 +167,12 @@ class SaveBook:
                     lane.staged.remove(run)
                     self._ledger.drop_run(run)
 
-    def _end(self, key: int) -> None:
+    def ended(self, key: int) -> None:
+        """A request's pages are no longer its own; nothing of it is published from now on.
+
+        Args:
+            key: our number of the request.
+        """
         entry = self._ledger.find(key)
         if entry is None:
             return

@@ -171,6 +171,18 @@ class Saver:
         with self._lock:
             return self._book.hold(key, request_id, num_pages, last, self._has_peers)
 
+    def ended(self, key: int) -> None:
+        """A request's pages go back to the host now: its saves are withdrawn at once.
+
+        Its key comes with the next metadata as well, for the other ranks; an idle engine has none.
+
+        Args:
+            key: our number of the request.
+        """
+        with self._lock:
+            self._book.ended(key)
+        self._wake.set()
+
     def take_saved(self) -> list[int]:
         """Ids whose pages the host may have back; each once."""
         with self._lock:

@@ -367,6 +367,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             keep = running.saver.hold(state.key, state.facts.request_id, num_pages, last)
         table.finish(state)
         if not keep:
+            running.saver.ended(state.key)
             table.ended.append(state.key)
         self._send_returns()
         return keep

@@ -377,3 +377,14 @@ def test_reports_of_the_first_epoch_have_five_fields(rig: EngineRig) -> None:
         rig.iterate(output)
     assert rig.scheduler.request_finished(request, pages) is False
     assert "scheduler_metadata_errors" not in rig.worker.counters()
+
+
+def test_saves_of_pages_that_go_back_end_without_another_iteration(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", "0")
+    rig = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    assert not rig.run(tokens(22)).kept
+    assert wait_until(lambda: rig.worker.counters()["open_saves"] == 0)  # an idle engine
+    assert wait_until(lambda: stats(rig)["stores"] == 0)
+    rig.close()
