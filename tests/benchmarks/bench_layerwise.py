@@ -91,18 +91,15 @@ class Subject:
         for _ in range(WARM_UP):
             self._ask(self._prompt)
 
-    def hit_ms(self, layer_s: float, num_rounds: int) -> float:
-        """Median time to the first token, the prompt loaded but for its tail."""
+    def hit_ms(self, layer_s: float) -> float:
+        """Time to the first token, the prompt loaded but for its tail."""
         self._model.layer_s = layer_s
-        return statistics.median(self._ask(self._prompt) for _ in range(num_rounds))
+        return self._ask(self._prompt)
 
-    def miss_ms(self, layer_s: float, num_rounds: int) -> float:
-        """The same for short prompts that nobody has seen: computation alone."""
+    def miss_ms(self, layer_s: float) -> float:
+        """The same for a short prompt that nobody has seen: computation alone."""
         self._model.layer_s = layer_s
-        size = BLOCK // 2 + 1
-        return statistics.median(
-            self._ask([self._rng.randrange(250) for _ in range(size)]) for _ in range(num_rounds)
-        )
+        return self._ask([self._rng.randrange(250) for _ in range(BLOCK // 2 + 1)])
 
     def loaded_bytes(self) -> int:
         """Bytes loaded so far."""
@@ -156,29 +153,21 @@ def measure(mib: int, num_rounds: int) -> dict[str, object]:
             num_hidden_layers=NUM_LAYERS,
             head_dim=TOKEN_BYTES // NUM_LAYERS // 4,
         )
-        with subject(it.url, model, "sync", prompt) as whole:
+        with (
+            subject(it.url, model, "sync", prompt) as whole,
+            subject(it.url, model, "layerwise", prompt) as layered,
+        ):
             before = whole.loaded_bytes()
-            bare_ms = whole.miss_ms(0.0, num_rounds)
-            load_ms = whole.hit_ms(0.0, num_rounds) - bare_ms
+            bare = [(whole.hit_ms(0.0), whole.miss_ms(0.0)) for _ in range(num_rounds)]
+            load_ms = statistics.median(hit - miss for hit, miss in bare)
             load_bytes = (whole.loaded_bytes() - before) // num_rounds
             steps = [ratio * load_ms / 1e3 / NUM_LAYERS for ratio in RATIOS]
-            computed = [whole.miss_ms(step, num_rounds) for step in steps]
-            wholes = [whole.hit_ms(step, num_rounds) for step in steps]
-        with subject(it.url, model, "layerwise", prompt) as layered:
-            by_layer = [layered.hit_ms(step, num_rounds) for step in steps]
+            # By turns, so that what else the machine does is alike for all three.
+            asks = (whole.miss_ms, whole.hit_ms, layered.hit_ms)
+            times = [[[ask(step) for ask in asks] for _ in range(num_rounds)] for step in steps]
     rows = [
-        Row(
-            compute_to_load=ratio,
-            layer_ms=step * 1e3,
-            compute_ms=compute_ms,
-            whole_ms=whole_ms,
-            by_layer_ms=layer_ms,
-            hidden=(whole_ms - layer_ms) / (whole_ms - compute_ms),
-            gain=whole_ms / layer_ms,
-        )
-        for ratio, step, compute_ms, whole_ms, layer_ms in zip(
-            RATIOS, steps, computed, wholes, by_layer, strict=True
-        )
+        _row(ratio, step, *(statistics.median(column) for column in zip(*rounds, strict=True)))
+        for ratio, step, rounds in zip(RATIOS, steps, times, strict=True)
     ]
     return {
         "load_bytes": load_bytes,
@@ -189,10 +178,22 @@ def measure(mib: int, num_rounds: int) -> dict[str, object]:
     }
 
 
+def _row(ratio: float, step: float, compute_ms: float, whole_ms: float, layer_ms: float) -> Row:
+    return Row(
+        compute_to_load=ratio,
+        layer_ms=step * 1e3,
+        compute_ms=compute_ms,
+        whole_ms=whole_ms,
+        by_layer_ms=layer_ms,
+        hidden=(whole_ms - layer_ms) / (whole_ms - compute_ms),
+        gain=whole_ms / layer_ms,
+    )
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--mib", default=64, show_default=True, help="Size of the loaded prefix.")
-@click.option("--rounds", default=9, show_default=True, help="Requests a median is taken of.")
+@click.option("--rounds", default=15, show_default=True, help="Requests a median is taken of.")
 def main(as_json: bool, mib: int, rounds: int) -> None:
     """Measures the time to the first token, whole and by layer."""
     logging.getLogger("kvkeep").setLevel(logging.ERROR)
