@@ -238,8 +238,8 @@ class SaveHost:
             chain = self._keys(one)
             for block in range(one.cursor // SIZE, -(-stop // SIZE)):
                 full = (block + 1) * SIZE <= stop
-                value = chain[block] if full else ("part", one.request_id, stop)
-                writes += self._into(one, block, value)
+                content: Any = chain[block] if full else ("part", one.request_id, stop)
+                writes += self._into(one, block, content)
             one.cursor = stop
             if one.cursor >= len(one.prompt):
                 one.all_tokens.append(self.rng.randrange(100))

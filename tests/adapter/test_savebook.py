@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from adapter.metadata import LastWord
+from protocol.ids import ShardIndex
 from protocol.messages import StopReason
-from tests.adapter.hostlike import FakeMark
+from tests.adapter.hostlike import FakeMark, geometry
 from tests.adapter.test_saveflow import Rig
 
 
@@ -105,3 +108,61 @@ def test_the_last_word_may_name_what_no_report_did(rig: Rig) -> None:
     (order,) = rig.flow.next_stores(9)
     assert order.num_chunks == 2
     assert order.pages == np.array([1, 2], dtype="<i4").tobytes()
+
+
+def follower() -> Rig:
+    return Rig(geometry(num_pages=256, rank=1, num_ranks=2))
+
+
+def test_another_rank_confirms_what_was_launched_when_the_end_is_announced() -> None:
+    rig = follower()
+    rig.bind(rig.name(7, 0, [1, 2]), alive={7: 0})
+    rig.book.launched()
+    rig.bind(rig.name(7, 2, [3]), alive={7: 2})  # this forward fails here, or is skipped
+    rig.book.finished([107], None, 0.0)
+    rig.book.finished([107], None, 0.0)
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 2
+    rig.flow.copied(7, 0, 2, 0, StopReason.NONE, 0.0)
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_another_rank_reports_at_once_what_it_has_nothing_to_save_of() -> None:
+    rig = follower()
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})  # never launched
+    rig.book.finished([107, 108], None, 0.0)
+    assert sorted(rig.ledger.take_saved()) == [107, 108]
+    assert rig.ledger.num_entries == 0
+
+
+def test_the_leader_holds_while_other_ranks_may_not_be_done(rig: Rig) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 2, 0, StopReason.NONE, 0.0)
+    assert not rig.hold(7, 2)
+    assert rig.book.hold(7, 107, 2, LastWord(2), has_peers=True)
+    rig.book.finished([107], None, 0.0)
+    assert rig.ledger.take_saved() == [107]
+    rig.bind(rig.name(8, 0, [5]), alive={8: 0})
+    assert not rig.book.hold(8, 108, 1, LastWord(0), has_peers=True)
+
+
+def test_replicated_groups_are_nobodys_business_on_another_rank() -> None:
+    geo = geometry(num_pages=256, rank=1, num_ranks=2)
+    rig = Rig(replace(geo, shards=(ShardIndex(0),)))
+    rig.bind(rig.name(7, 0, [1]), alive={7: 1})
+    assert rig.ledger.num_entries == 0
+    rig.book.finished([107], None, 0.0)
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_an_id_is_reported_when_all_layer_groups_are_settled() -> None:
+    rig = Rig(geometry(num_pages=256, windows=(0, 0)))
+    rig.bind(rig.name(7, 0, [1], [2]), alive={7: 0})
+    assert rig.hold(7, 2)
+    rig.book.finished([107], None, 0.0)
+    first, second = rig.flow.next_stores(9)
+    assert (first.group, second.group) == (0, 1)
+    rig.flow.copied(7, 1, 1, 0, StopReason.NONE, 0.0)
+    assert rig.ledger.take_saved() == []
+    rig.flow.copied(7, 0, 1, 0, StopReason.NONE, 0.0)
+    assert rig.ledger.take_saved() == [107]

@@ -16,7 +16,7 @@ from adapter.savelane import DEFER_FIRST_S, MAX_DEFERRALS, SaveLane
 from adapter.saveledger import HOLD_S, SaveLedger
 from protocol.messages import StopReason
 from tests.adapter.hostlike import FakeMark, geometry
-from tests.adapter.savehost import SaveHost
+from tests.adapter.savehost import SaveHost, small_ring
 
 OK = StopReason.NONE
 ALL = 1 << 30
@@ -316,3 +316,61 @@ def test_a_long_save_goes_in_parts(rig: Rig) -> None:
     (order,) = rig.flow.next_stores(2)
     assert order.num_chunks == 2
     assert rig.flow.next_stores(2) == []  # one at a time: its parent must be held first
+
+
+def window_rig() -> Rig:
+    """A window of three blocks, one block a chunk; six chunks named, the last three have pages."""
+    rig = Rig(geometry(num_pages=64, windows=(12,)))
+    rig.bind(rig.name(7, 0, [-1, -1, -1, 3, 4, 5]), alive={7: 5})
+    rig.bind(alive={7: 6})
+    return rig
+
+
+def test_chunks_without_pages_are_left_out() -> None:
+    rig = window_rig()
+    (order,) = rig.flow.next_stores(9)
+    assert (order.first_chunk, order.num_chunks) == (4, 2)  # 3 may have left the window
+    assert order.parent == bytes([7, 3]) * 8
+    assert np.frombuffer(order.pages, dtype="<i4").tolist() == [4, 5]
+
+
+def test_what_left_the_window_while_it_was_copied_is_withdrawn_and_the_rest_goes_on() -> None:
+    rig = window_rig()
+    rig.flow.next_stores(9)
+    rig.flow.sent(7, 0, 70)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
+    rig.bind(rig.name(7, 6, [6]), alive={7: 7})
+    (cancel,) = rig.flow.next_settlements(0.0)
+    assert (cancel.store, cancel.count) == (70, 0)
+    rig.flow.settled(7, 0, 0, OK, 0.0)
+    (order,) = rig.flow.next_stores(9)
+    assert (order.first_chunk, order.num_chunks) == (5, 2)
+
+
+def test_the_first_report_after_the_copy_is_the_proof() -> None:
+    rig = window_rig()
+    rig.flow.next_stores(9)
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
+    rig.bind(alive={7: 6})
+    rig.bind(alive={7: 60})  # long out of the window by now, but copied while it was not
+    (commit,) = rig.flow.next_settlements(0.0)
+    assert commit.count == 2
+
+
+def test_a_full_ring_makes_saves_wait() -> None:
+    geo = geometry(num_pages=64)
+    ring = small_ring(geo, 2)
+    rig = Rig(geo, ring)
+    for key in (7, 8):
+        rig.bind(rig.name(key, 0, [1, 2, 3]), alive={key: 3})
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 2
+    assert order.lot is not None
+    assert order.sources is not None
+    assert order.sources.tolist() == [1, 2]
+    assert order.pages == order.lot.slots.tobytes()
+    assert rig.flow.next_stores(9) == []
+    assert rig.ledger.has_work
+    ring.give_back(order.lot)
+    rig.flow.copied(7, 0, 2, 0, OK, 0.0)
+    assert sum(order.num_chunks for order in rig.flow.next_stores(9)) == 2

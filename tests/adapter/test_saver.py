@@ -16,6 +16,8 @@ from adapter.geometry import Geometry, GroupGeometry
 from adapter.journal import Journal
 from adapter.link import Link
 from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
+from adapter.pagememory import GroupPages, LayerSlice, PageMemory, PagePart
+from adapter.ring import StagingRing
 from adapter.saver import Saver
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ShardIndex
@@ -215,3 +217,115 @@ def test_its_thread_enters_the_engines_device_first(server: Responder, link: Lin
     until(lambda: server.bodies(Op.STORE))  # a device that cannot be entered ends no thread
     assert entered == ["kvkeep-saver"]
     saver.stop(5)
+
+
+class Staged:
+    """A saver whose pages are private: page n is filled with n."""
+
+    def __init__(self, link: Link, by_layer: bool = False) -> None:
+        flat = np.repeat(np.arange(16, dtype=np.uint8), PAGE_BYTES)
+        part = PagePart(flat, PAGE_BYTES, PAGE_BYTES)
+        half = PAGE_BYTES // 2
+        layers = {at: (LayerSlice(0, at * half, half),) for at in range(2)}
+        memory = PageMemory((GroupPages((part,), 16),), None, "private", layers)
+        self.flat = flat
+        self.ring = StagingRing(GEO, num_bytes=4 * PAGE_BYTES)
+        self.saver = Saver(
+            link,
+            GEO,
+            100,
+            Journal(logging.getLogger("test")),
+            memory=memory,
+            ring=self.ring,
+            by_layer=by_layer,
+        )
+        self.saver.start()
+
+    def seen(self, store: Any) -> list[int]:
+        """What stands in the slots that a STORE names."""
+        slots = np.frombuffer(store.pages, PAGE_DTYPE).tolist()
+        return [int(np.unique(self.ring.page(0, slot)).item()) for slot in slots]
+
+
+def test_private_pages_go_through_the_ring_and_its_slots_come_back(
+    server: Responder, link: Link
+) -> None:
+    staged = Staged(link)
+    seen: list[list[int]] = []
+
+    def copy(body: Any) -> Body:
+        seen.append(staged.seen(body))
+        return StoreReply(held=0, copied=len(body.keys) // 16)
+
+    server.handlers[Op.STORE] = copy
+    for key in range(7, 27):  # far more than the ring has slots
+        bind(staged.saver, names(key), alive={key: 0})
+        assert staged.saver.hold(key, 100 + key, 0, ALL)
+        staged.saver.finished([100 + key], None)
+    until(lambda: counted(staged.saver, "chunks_saved") == 40, 10)
+    assert seen == [[3, 4]] * 20
+    assert staged.ring.num_lent == 0
+    staged.saver.stop(5)
+
+
+def test_layers_that_fired_are_not_read_again(server: Responder, link: Link) -> None:
+    staged = Staged(link, by_layer=True)
+    saver, mark = staged.saver, FakeMark(is_done=False)
+    seen: list[list[int]] = []
+
+    def copy(body: Any) -> Body:
+        seen.append(staged.seen(body))
+        return StoreReply(held=0, copied=len(body.keys) // 16)
+
+    server.handlers[Op.STORE] = copy
+    forward = ConnectorMetadata(
+        1,
+        alive=np.array([7], dtype=np.int64),
+        valid_chunks=np.array([0], dtype=np.int32),
+        names=(names(),),
+        may_fire=True,
+    )
+    saver.bound(forward, None)
+    saver.layer_done(0, mark)
+    saver.layer_done(1, mark)
+    saver.launched()
+    mark.is_done = True
+    until(lambda: not saver.counters().get("chunks_staged_by_layer") and staged.ring.num_lent == 1)
+    bind(saver)  # the wave is closed
+    until(lambda: counted(saver, "chunks_staged_by_layer") == 2)
+    staged.flat[:] = 99  # nobody may read the pool for these chunks any more
+    bind(saver, alive={7: 2})
+    assert until(lambda: seen) == [[3, 4]]
+    saver.stop(5)
+
+
+def test_slots_of_a_store_without_an_answer_wait_for_the_answer_to_its_cancel(
+    server: Responder, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapter.saver.STORE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("adapter.saver.SETTLE_TIMEOUT_S", 0.3)
+    server.mute |= {Op.STORE, Op.CANCEL}
+    staged = Staged(link)
+    bind(staged.saver, names(), alive={7: 2})
+    (store,) = until(lambda: server.bodies(Op.STORE))
+    until(lambda: len(server.bodies(Op.CANCEL)) > 1)  # asked again, and still not answered
+    assert {cancel.store for cancel in server.bodies(Op.CANCEL)} == {store.store}
+    assert staged.ring.num_lent == 1
+    server.mute.clear()
+    until(lambda: staged.ring.num_lent == 0)
+    staged.saver.stop(5)
+
+
+def test_slots_lent_to_a_server_that_is_gone_come_back_with_the_next_registration(
+    server: Responder, link: Link
+) -> None:
+    server.mute.add(Op.STORE)
+    staged = Staged(link)
+    bind(staged.saver, names(), alive={7: 2})
+    (store,) = until(lambda: server.bodies(Op.STORE))
+    server.handlers[Op.STORE] = refuse(ErrorCode.UNKNOWN_SESSION)
+    server.mute.clear()
+    bind(staged.saver, names(8), alive={8: 2})
+    until(lambda: staged.saver._joined is not None and staged.saver._joined.session > store.session)
+    until(lambda: staged.ring.num_lent == 0)
+    staged.saver.stop(5)

@@ -39,3 +39,9 @@ def test_refuses_pages_outside_the_pool(page: int) -> None:
 
 def test_num_pages() -> None:
     assert PageTicks(7).num_pages == 7
+
+
+def test_no_page_has_a_tick_that_no_page_has() -> None:
+    ticks = PageTicks(4)
+    ticks.raise_for(np.array([3], dtype=np.int32))
+    assert ticks.of(np.array([-1, 3], dtype=np.int32)).tolist() == [-1, 1]

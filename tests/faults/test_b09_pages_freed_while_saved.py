@@ -1,0 +1,150 @@
+"""B09: pages of a finished or preempted request are not reused while any rank still copies them.
+
+On the three ways out of the pool: read by the server, staged whole, staged layer by layer; and on
+two ranks, of which one is late. What another engine then loads is the original, or nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.adapter.enginerig import SIZE, EngineRig, Stream, write_model
+from tests.adapter.hostlike import FakeRequest, Output, Report, tokens
+from tests.adapter.rankrig import RankRig
+from tests.adapter.test_identity import FakeTensor
+from tests.faults.bystander import engaged, stats
+from tests.faults.test_b25_copies_hold_what_they_touch import stopped_copier
+from tests.wire.client import make_namespace
+from tests.wire.process import ServerProcess, wait_until
+
+NUM_BLOCKS = 10
+WAYS = ("pool", "ring", "layers")
+
+
+def make_rig(way: str, url: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRig:
+    """A registered engine whose saves go out one way; what it can save first is saved."""
+    if way == "layers":
+        monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", "layerwise")
+    rig = EngineRig(url, model)
+    if way == "ring":
+        array: Any = np.zeros(rig.pages.shape, dtype=np.uint8)
+        rig.pages = array
+        rig.tensor = FakeTensor(array.view(np.float32).reshape(rig.tensor.array.shape))
+    return rig.register()
+
+
+@pytest.fixture
+def copying(own_server: ServerProcess) -> Iterator[Callable[[], bool]]:
+    """Says whether the server has a copy in flight."""
+    with engaged(own_server, make_namespace(model="watcher")) as watcher:
+        yield lambda: stats(watcher)["copies_in_flight"] > 0
+
+
+def nothing_is_given_back(rig: EngineRig, request_id: int, stretch_s: float = 0.3) -> None:
+    deadline_s = time.monotonic() + stretch_s
+    while time.monotonic() < deadline_s:
+        rig.iterate(Output())
+        assert request_id not in rig.saved
+        time.sleep(0.002)  # a pace; the stretch bounds it
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_b09_held_until_the_copy_ended(
+    own_server: ServerProcess,
+    copying: Callable[[], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    model = write_model(tmp_path / "m")
+    rig = make_rig(way, own_server.url, model, monkeypatch)
+    rig.run_saved(tokens(9, seed=1))  # the pool is mapped and an extent is there
+    prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=2)
+    with stopped_copier(own_server):
+        outcome = rig.run(prompt)
+        request_id = rig.next_id - 1
+        assert outcome.kept is True
+        assert wait_until(copying)
+        nothing_is_given_back(rig, request_id)
+    rig.settle(request_id)
+    rig.pages[outcome.pages] = 0xEE  # the host hands them out in the same moment
+    assert rig.worker.counters().get("ring_lots_lent", 0) == 0
+    rig.close()
+    second = make_rig(way, own_server.url, model, monkeypatch)
+    assert second.run(prompt).offered == NUM_BLOCKS * SIZE
+    second.close()
+
+
+class HeldStream(Stream):
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_b09_held_until_every_ranks_store_ended(own_server: ServerProcess, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m")
+    rig = RankRig(own_server.url, model, 2).register()
+    rig.run_saved(tokens(9, seed=1))
+    late = rig.streams[1] = HeldStream()  # the other rank's forward ends late, and so its saves do
+    prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=3)
+    outcome = rig.run(prompt)
+    request_id = rig.next_id - 1
+    assert outcome.kept is True
+    assert wait_until(lambda: rig.worker.counters()["chunks_saved"] == 2 + NUM_BLOCKS)
+    nothing_is_given_back(rig, request_id)
+    late.is_done = True
+    rig.settle(request_id)
+    for pages in rig.rank_pages:
+        pages[outcome.pages] = 0xEE
+    rig.close()
+    second = RankRig(own_server.url, model, 2).register()
+    assert second.run(prompt).offered == NUM_BLOCKS * SIZE  # checked on both ranks
+    second.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_b09_preempted_while_copied_and_refilled_at_once(
+    own_server: ServerProcess,
+    copying: Callable[[], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    model = write_model(tmp_path / "m")
+    rig = make_rig(way, own_server.url, model, monkeypatch)
+    rig.run_saved(tokens(9, seed=1))
+    prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=4)
+    with stopped_copier(own_server):
+        request, _, pages = rig.begin(prompt)
+        report = Report(request.request_id, prompt, pages, 0, len(prompt))
+        rig.iterate(Output([report]), forward=lambda: rig.fill(prompt, pages, 0))
+        alive = Report(request.request_id, [], [], len(prompt) - 1, 1)
+        rig.iterate(Output([], [alive]))
+        assert wait_until(copying)
+        other = tokens(len(pages) * SIZE, seed=5)
+        thief = FakeRequest(rig.next_id, other)
+        rig.next_id += 1
+        rig.query(thief)
+        rig.scheduler.update_state_after_alloc(thief, pages)
+        taken = Report(thief.request_id, other, pages, 0, len(other))
+        rig.iterate(Output([taken]), forward=lambda: rig.fill(other, pages, 0))
+    assert wait_until(lambda: not copying())
+    assert wait_until(lambda: withdrawn(rig))
+    rig.close()
+    second = make_rig(way, own_server.url, model, monkeypatch)
+    assert second.run(prompt).offered == 0  # absent: its pages were another's before the COMMIT
+    second.run(other)  # its bytes or none; each page that is loaded is checked
+    second.close()
+
+
+def withdrawn(rig: EngineRig) -> bool:
+    rig.iterate(Output())
+    return rig.worker.counters().get("saves_withdrawn", 0) > 0
