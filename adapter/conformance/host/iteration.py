@@ -180,7 +180,7 @@ class Iteration:
         self.probe("bound", requests)
         for request in batch.loading:
             self.ledger.start_load(request.request_id)
-        port.start_load(device.main, has_load=batch.has_load)
+        port.start_load(device.main, has_load=batch.loads_now)
 
     def _may_forward(self, batch: Batch, number: int) -> bool:
         skip = self._parts.options.skip_forward

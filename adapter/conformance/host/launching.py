@@ -63,7 +63,7 @@ class Launcher:
         dummies = [self._device.dummy(tables) for tables in batch.dummies]
         graph = self._options.cuda_graphs and all(entry.num_tokens == 1 for entry in entries)
         self._device.launch(
-            [*entries, *dummies], self._port, layer_hooks=not graph, has_load=batch.has_load
+            [*entries, *dummies], self._port, layer_hooks=not graph, has_load=batch.loads_now
         )
         self._port.wait_for_save(self._device.main)
         self.num_forwards += 1

@@ -72,6 +72,8 @@ class Batch:
         loading: Requests that start an asynchronous load instead.
         new_pages: Pages handed out in this iteration, per layer group.
         has_load: Whether the connector was granted tokens in this iteration.
+        loads_now: Whether any of them are to be there before the forward: only then may a
+            hook take long.
         dummies: Page tables of dummy requests, one token each, hidden from the connector.
         preempted: Requests that lost their pages and will replay under the same id (V2).
         deferred: Those of them whose pages are still to be saved, and the pages.
@@ -82,6 +84,7 @@ class Batch:
     loading: list[HostRequest] = field(default_factory=list)
     new_pages: list[list[int]] = field(default_factory=lambda: [[]])
     has_load: bool = False
+    loads_now: bool = False
     dummies: list[Sequence[Sequence[int]]] = field(default_factory=list)
     preempted: list[HostRequest] = field(default_factory=list)
     deferred: list[tuple[HostRequest, list[list[int]]]] = field(default_factory=list)

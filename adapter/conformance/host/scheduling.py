@@ -143,6 +143,7 @@ class BatchScheduler:
             return  # E1 and E2 never query with reuse off
         count, is_async = self._port.query(request, request.cursor)
         batch.has_load = batch.has_load or count > 0
+        batch.loads_now = batch.loads_now or (count > 0 and not is_async)
         if self._reuse:
             request.cursor += count
             request.num_loaded_tokens = count

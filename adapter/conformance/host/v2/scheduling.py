@@ -150,6 +150,7 @@ class V2Scheduler:
         if honoured < offered:
             self._port.cancel_load(request, window.start, matched + offered)
         batch.has_load = batch.has_load or honoured > 0
+        batch.loads_now = batch.loads_now or (honoured > 0 and not is_async)
         if not request.attempt:
             request.num_device_tokens, request.num_loaded_tokens = matched, honoured
         if is_async:

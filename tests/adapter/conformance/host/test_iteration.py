@@ -49,3 +49,12 @@ def test_in_late_epochs_any_raising_hook_is_fatal(rule: str, overlap: bool) -> N
             host.submit(prompt(10), 1).result(WAIT_S)
         assert isinstance(host.error, ConnectorFailedError)
         assert isinstance(host.error.__cause__, OSError)
+
+
+@pytest.mark.parametrize("rule", ["sync", "async"])
+def test_only_a_load_that_the_forward_needs_excuses_a_hook_that_takes_long(rule: str) -> None:
+    with engine(f"rule://{rule}") as host:
+        host.submit(prompt(20), 1)
+        until(lambda: host.hooks.num_calls("get_finished") > 0)
+    rows = [row for row in host.hooks.as_rows() if row["hook"] == "start_load_kv"]
+    assert rows[0]["with_load"] == (rule == "sync")
