@@ -345,15 +345,3 @@ def test_a_server_that_dies_or_stops_is_not_noticed_by_requests(
             host.forget_reuse(WAIT_S)
             check_pages_back(host)
             assert gauges(second)["sessions"] == 2
-
-
-def test_embedded_mode_on_two_ranks(model: Path, references: Any) -> None:
-    text = prompt(5 * BLOCK + 2, seed=700)
-    with split(model, "inproc://", 2) as host:
-        host.submit(text, 3).result(WAIT_S)
-        host.forget_reuse(WAIT_S)
-        result = host.submit(text, 3).result(WAIT_S)
-        assert result.num_loaded_tokens == 5 * BLOCK
-        assert same(result, references(2)(text, 3))
-        host.forget_reuse(WAIT_S)
-        check_pages_back(host)

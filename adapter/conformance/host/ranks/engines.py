@@ -9,6 +9,7 @@ Must not know: what ranks say to each other. Any thread of the process that asks
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -172,7 +173,7 @@ class TensorParallelEngine(_RankedEngine):
         size: Ranks.
         options: Of every rank.
         per_rank: Makes a rank's options of these, for ranks that differ (``load_skew``).
-        environ: Environment variables of the ranks.
+        environ: Environment variables of the ranks, beyond those of this process.
         plugins: See ``JobSpec``.
 
     Raises:
@@ -193,7 +194,9 @@ class TensorParallelEngine(_RankedEngine):
         llm_args = replace(llm_args, tensor_parallel_size=size)
         made = _options(options, per_rank, size)
         super().__init__(
-            JobSpec(llm_args, num_blocks, size, made, dict(environ or {}), tuple(plugins))
+            JobSpec(
+                llm_args, num_blocks, size, made, {**os.environ, **(environ or {})}, tuple(plugins)
+            )
         )
 
     def __enter__(self) -> TensorParallelEngine:
@@ -224,7 +227,7 @@ class AttentionDpEngine(_RankedEngine):
         size: Ranks.
         options: Of every rank; attention DP begins with epoch E3.
         per_rank: Makes a rank's options of these.
-        environ: Environment variables of the ranks.
+        environ: Environment variables of the ranks, beyond those of this process.
         plugins: See ``JobSpec``.
 
     Raises:
@@ -245,7 +248,9 @@ class AttentionDpEngine(_RankedEngine):
         llm_args = replace(llm_args, tensor_parallel_size=size, enable_attention_dp=True)
         made = _options(options or HostOptions(epoch="E3"), per_rank, size)
         super().__init__(
-            JobSpec(llm_args, num_blocks, size, made, dict(environ or {}), tuple(plugins))
+            JobSpec(
+                llm_args, num_blocks, size, made, {**os.environ, **(environ or {})}, tuple(plugins)
+            )
         )
 
     def __enter__(self) -> AttentionDpEngine:

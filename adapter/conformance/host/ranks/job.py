@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -16,15 +15,14 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from adapter.conformance.host.errors import HostError
-from adapter.conformance.host.ranks.spec import Answer, Ask, Dying, Ended, JobSpec
+from adapter.conformance.host.ranks.nursery import plant
+from adapter.conformance.host.ranks.spec import Answer, Ask, Dying, Ended, JobSpec, Started
 from adapter.conformance.host.ranks.wire import Wire, pair
 
 _SEND_LIMIT_S: Final = 30.0
 _START_LIMIT_S: Final = 90.0
 _END_LIMIT_S: Final = 10.0
 _LOG_TAIL_CHARS: Final = 4000
-# One thread per rank: equal bits need it, and a process with threads must not fork.
-_ENVIRON: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class JobDiedError(HostError):
@@ -53,15 +51,13 @@ class Job:
         self._ready = [Future[None]() for _ in range(spec.size)]
         pairs = [pair("the facade", name) for name in self._names()]
         self._wires = [mine for mine, _ in pairs]  # each rank's; the launcher's comes last
-        self._process = self._spawn([theirs for _, theirs in pairs])
+        self._pid = 0
+        self._over = threading.Event()
         self._readers = [
             threading.Thread(target=self._read, args=(index,), name=f"job-{index}", daemon=True)
             for index in range(spec.size + 1)
         ]
-        try:
-            self._wires[-1].send(spec, _SEND_LIMIT_S)
-        except HostError:
-            pass  # the readers will see why
+        self._start(spec, [theirs for _, theirs in pairs])
         for reader in self._readers:
             reader.start()
         try:
@@ -80,7 +76,7 @@ class Job:
     @property
     def is_alive(self) -> bool:
         """Whether every process is there."""
-        return self._process.poll() is None and not self.exit_codes
+        return not self._over.is_set() and not self.exit_codes
 
     def ask(self, rank: int, name: str, **arguments: Any) -> Future[Any]:
         """Have a rank do something.
@@ -125,10 +121,10 @@ class Job:
         Raises:
             TimeoutError: If they live on.
         """
-        try:
-            return self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the job did not end within {limit_s} s") from None
+        if not self._over.wait(limit_s):
+            raise TimeoutError(f"the job did not end within {limit_s} s")
+        is_well = len(self.exit_codes) == self.size and not any(self.exit_codes.values())
+        return 0 if is_well else 1
 
     def log(self) -> str:
         """The end of what the processes wrote to stderr; empty once the job is closed."""
@@ -142,14 +138,12 @@ class Job:
         """End what is left of the job, at once. Idempotent."""
         with self._lock:
             self._is_closed = True
-        # The launcher ends all ranks when its socket closes; without it the kernel does.
-        for wire in reversed(self._wires):
+        # The launcher ends all ranks when its socket closes for writing, then says so and ends.
+        self._wires[-1].end_sending()
+        if not self._over.wait(_END_LIMIT_S) and self._pid:
+            os.kill(self._pid, signal.SIGKILL)  # the kernel ends its ranks
+        for wire in self._wires:
             wire.close()
-        try:
-            self._process.wait(_END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_END_LIMIT_S)
         for reader in self._readers:
             if reader.is_alive():
                 reader.join(_END_LIMIT_S)
@@ -158,19 +152,13 @@ class Job:
     def _names(self) -> list[str]:
         return [*(f"rank {rank}" for rank in range(self.size)), "the launcher"]
 
-    def _spawn(self, theirs: list[Wire]) -> subprocess.Popen[bytes]:
+    def _start(self, spec: JobSpec, theirs: list[Wire]) -> None:
         fds = [theirs[-1].fileno(), *(wire.fileno() for wire in theirs[:-1])]
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         try:
-            return subprocess.Popen(
-                [sys.executable, "-m", "adapter.conformance.host.ranks", *map(str, fds)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env={**os.environ, **_ENVIRON, "PYTHONPATH": path},
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            plant([self._log.fileno(), *fds])
+            self._wires[-1].send(spec, _SEND_LIMIT_S)
+        except HostError:
+            pass  # the readers will see that nobody is there
         finally:
             for wire in theirs:
                 wire.release()
@@ -182,8 +170,10 @@ class Job:
         except HostError:
             self._lost(index)
 
-    def _take(self, index: int, message: Answer | Dying | Ended) -> None:
-        if isinstance(message, Ended):
+    def _take(self, index: int, message: Answer | Dying | Started | Ended) -> None:
+        if isinstance(message, Started):
+            self._pid = message.pid
+        elif isinstance(message, Ended):
             self.exit_codes[message.rank] = message.code
         elif isinstance(message, Dying):
             with self._lock:
@@ -200,6 +190,7 @@ class Job:
 
     def _lost(self, index: int) -> None:
         if index == self.size:
+            self._over.set()
             return
         death = self._death(f"rank {index} is gone")
         self._fail(lambda key: key[0] == index, death)

@@ -1,10 +1,9 @@
 """The job's mpirun: forks the ranks, and ends all of them as soon as one ends badly.
 
-Ranks are forked from one process that has imported everything, for importing torch once per rank
-would take longer than most tests. Single-threaded for that reason. The kernel ends ranks whose
-launcher is gone, and the launcher ends with whoever started the job.
+Single-threaded, for it forks. The kernel ends ranks whose launcher is gone, and the launcher ends
+with whoever started the job.
 
-Must not know: what ranks do. Runs in a process of its own.
+Must not know: what ranks do. Runs in a process of its own, forked from the nursery.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final
 
 from adapter.conformance.host.errors import HostError
 from adapter.conformance.host.ranks.rankserver import Seat, run
-from adapter.conformance.host.ranks.spec import Ended, JobSpec
+from adapter.conformance.host.ranks.spec import Ended, JobSpec, Started
 from adapter.conformance.host.ranks.wire import Wire, pair
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -29,19 +28,20 @@ GRACE_MS: Final = 200
 """How long ranks live on after one of them died, in milliseconds."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(fds: Sequence[int]) -> int:
     """Run a job.
 
     Args:
-        arguments: Descriptors of sockets: this process's own, then one per rank.
+        fds: Of sockets: this process's own, then one per rank.
 
     Returns:
         Exit code: 0 if every rank ended well.
     """
-    own, *others = (int(text) for text in arguments)
+    own, *others = fds
     desk = Wire.from_fd(own, "whoever started the job")
     controls = [Wire.from_fd(fd, "whoever started the job") for fd in others]
     spec: JobSpec = desk.receive(_START_LIMIT_S)
+    desk.send(Started(os.getpid()), _SAY_LIMIT_S)
     seats = _seats(controls, spec.size)
     job = Job(desk, own)
     for seat in seats:

@@ -21,6 +21,7 @@ from typing import Any, Final
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.errors import HostError
 from adapter.conformance.host.forward import ForwardModel
+from adapter.conformance.host.managers import tokens_per_block
 from adapter.conformance.host.model import KV_DTYPES
 from adapter.conformance.host.ranks.communicator import ProcessCommunicator
 from adapter.conformance.host.ranks.injection import Injector
@@ -65,6 +66,7 @@ def run(seat: Seat, spec: JobSpec) -> int:
     Returns:
         Exit code.
     """
+    os.environ.clear()
     os.environ.update(spec.environ)
     os.environ[CONFORMANCE_RANK] = str(seat.rank)
     os.environ[CONFORMANCE_EPOCH] = spec.options[seat.rank].epoch
@@ -204,7 +206,7 @@ def _model(seat: Seat, spec: JobSpec) -> ForwardModel | None:
     return TensorParallelTransformer(
         config,
         weights,
-        args.kv_cache_config.tokens_per_block,
+        tokens_per_block(args, spec.options[seat.rank]),
         rank=seat.rank,
         size=spec.size,
         reducer=Reducer(seat.rank, seat.reduce),

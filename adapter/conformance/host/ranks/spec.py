@@ -22,7 +22,7 @@ class JobSpec:
         num_blocks: Pages of each rank's pool.
         size: Ranks.
         options: Of each rank.
-        environ: Environment variables of the ranks, beyond those of whoever starts the job.
+        environ: Environment variables of the ranks: all that they have.
         plugins: ``module:function``, called in each rank's process before its engine is
             made, with the rank and its ``Injector``.
     """
@@ -84,6 +84,13 @@ class Dying:
     """
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """From the launcher: it is there."""
+
+    pid: int
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,13 @@ class Wire:
         """The descriptor, for a process that inherits it."""
         return self._sock.fileno()
 
+    def end_sending(self) -> None:
+        """Tell the other end that nothing more comes; what it says is still heard. Idempotent."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is gone, or this end was closed
+
     def release(self) -> None:
         """Give up this process's hold alone: the connection lives on where it is shared."""
         self._sock.close()

@@ -24,7 +24,7 @@ from pathlib import Path
 from adapter.conformance.host.ranks.engines import TensorParallelEngine
 from tests.adapter.conformance.host.ranks import jobs, test_job
 engine = TensorParallelEngine(jobs.llm_args(Path(sys.argv[1])), 32, 2)
-print(engine.job._process.pid, *test_job.pids(engine.job), flush=True)
+print(engine.job._pid, *test_job.pids(engine.job), flush=True)
 sys.stdin.readline()
 """
 
