@@ -57,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write all figures")
     parser.add_argument("--png", type=Path, metavar="PATH", help="where to draw the warm-up curve")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
     console = Console() if sys.stdout.isatty() else Console(width=120, highlight=False)
     try:
         scale = _scale(options)
@@ -114,4 +113,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     raise SystemExit(main())
