@@ -249,12 +249,13 @@ class Arrivals:
         Raises:
             LoadError: some load failed.
         """
-        self.check()
         self._announced.update(dict.fromkeys(announced))
-        if not self._announced:
-            return []
+        # One look at both: a load that fails between two looks would count as one that ended.
         with self._lock:
+            failure = self._failure
             arrived = [number for number in self._announced if number not in self._num_running]
+        if failure is not None:
+            raise again(failure)
         for number in arrived:
             del self._announced[number]
         return arrived

@@ -256,3 +256,15 @@ def test_a_failed_load_is_never_forgotten() -> None:
         assert caught.value.detail == {"slot": 3}
         with pytest.raises(LoadError, match="the reason"):
             arrivals.check()
+
+
+def test_a_load_that_fails_while_its_id_is_announced_has_not_arrived() -> None:
+    arrivals = Arrivals()
+    arrivals.begin(1)
+
+    def announced() -> Iterator[int]:
+        arrivals.end(1, LoadError(ErrorCode.COPY_FAILED, "just now"))
+        yield 1
+
+    with pytest.raises(LoadError, match="just now"):
+        arrivals.take(announced())
