@@ -22,7 +22,7 @@ from adapter.savelane import SaveLane, Stage
 from adapter.saveledger import SaveLedger
 from protocol.messages import StopReason
 
-PROOF_S: Final = 30.0
+PROOF_S: Final = 10.0
 """Longest wait between a copy and the report that proves its request alive."""
 
 MAX_COPYING: Final = 8

@@ -205,6 +205,7 @@ class Saver:
             counts = dict(self._ledger.counts)
             counts["held_pages"] = self._ledger.num_held_pages
             counts["open_saves"] = self._ledger.num_entries
+            counts["busy_saves"] = len(self._ledger.busy())
             if self._ring is not None:
                 counts["ring_lots_lent"] = self._ring.num_lent
         return counts

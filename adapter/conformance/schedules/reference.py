@@ -41,7 +41,7 @@ class Reference:
         Args:
             ask: the request.
         """
-        key = (ask.prompt, ask.max_new_tokens, ask.stop_ids)
+        key = (ask.prompt, ask.max_new_tokens, ask.stop_ids, ask.context_only)
         found = self._answers.get(key)
         if found is None:
             found = self._engine.submit(ask).result(_RESULT_S)

@@ -168,10 +168,12 @@ def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject 
     options = setup.options if url else _reference_options(setup)
     if setup.size == 1 or (setup.is_adp and url is None):
         with _environ(setup.environ), HostEngine(args, setup.num_blocks, options=options) as host:
-            yield SoloSubject(host)
-            end = getattr(host.connector.worker, "shutdown", None)
-            if end is not None:
-                end()
+            try:
+                yield SoloSubject(host)
+            finally:
+                end = getattr(host.connector.worker, "shutdown", None)
+                if end is not None:
+                    end()
         return
     kind = AttentionDpEngine if setup.is_adp else TensorParallelEngine
     with kind(

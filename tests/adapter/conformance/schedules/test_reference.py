@@ -22,4 +22,5 @@ def test_tenants_and_cancellations_share_an_answer_and_stops_do_not() -> None:
     assert engine.num_asked == 1
     reference(replace(ask, stop_ids=frozenset({1})))
     reference(replace(ask, max_new_tokens=3))
-    assert engine.num_asked == 3
+    reference(replace(ask, context_only=True))
+    assert engine.num_asked == 4
