@@ -32,7 +32,7 @@ class SaveBook:
         """
         self._ledger = ledger
         self._layers = layers
-        self._fresh: list[SaveEntry] = []
+        self._fresh: dict[int, SaveEntry] = {}
 
     def bound(self, metadata: ConnectorMetadata, mark: Mark | None) -> None:
         """Takes in one iteration's metadata.
@@ -51,7 +51,6 @@ class SaveBook:
             ledger.ticks[group].raise_for(pages)
         for key in metadata.ended.tolist():
             self.ended(key)
-        self._fresh.clear()
         for names in metadata.names:
             self._name(names)
         find, bind = ledger.find, ledger.num_binds
@@ -63,10 +62,16 @@ class SaveBook:
             self._layers.begin_forward(metadata.names if metadata.may_fire else ())
 
     def launched(self) -> None:
-        """The forward of the last bind was launched well on this rank."""
-        for entry in self._fresh:
-            entry.launched = entry.named
-        self._fresh.clear()
+        """The forward of the last bind was launched well on this rank.
+
+        What was named for a forward that was skipped is computed by the next one of its request.
+        """
+        bind = self._ledger.num_binds
+        for key, entry in list(self._fresh.items()):
+            if entry.alive_bind == bind:
+                entry.launched = entry.named
+            if entry.alive_bind == bind or self._ledger.find(key) is not entry:
+                del self._fresh[key]
 
     def finished(self, request_ids: Iterable[int], mark: Mark | None, now_s: float) -> None:
         """The host announces finished requests whose pages it keeps for us.
@@ -145,7 +150,8 @@ class SaveBook:
             return
         ticks = np.stack([of.of(row) for of, row in zip(ledger.ticks, names.pages, strict=True)])
         entry.add(names.keys, names.pages, ticks)
-        self._fresh.append(entry)
+        if ledger.is_follower:
+            self._fresh[entry.key] = entry
 
     def _alive(self, entry: SaveEntry, bind: int, valid: int, mark: Mark | None) -> None:
         if self._layers is not None:

@@ -166,3 +166,15 @@ def test_an_id_is_reported_when_all_layer_groups_are_settled() -> None:
     assert rig.ledger.take_saved() == []
     rig.flow.copied(7, 0, 1, 0, StopReason.NONE, 0.0)
     assert rig.ledger.take_saved() == [107]
+
+
+def test_a_skipped_forward_is_made_up_for_by_the_requests_next_one() -> None:
+    rig = follower()
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})  # skipped
+    rig.bind(alive={8: 0})
+    rig.book.launched()  # of another request
+    rig.bind(alive={7: 0})
+    rig.book.launched()
+    rig.book.finished([107], None, 0.0)
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 1
