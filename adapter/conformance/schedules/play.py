@@ -28,7 +28,7 @@ named is forgotten in later iterations (host contract rule 12); it holds nothing
 
 _RESULT_S: Final = 60.0
 _SETTLE_S: Final = 20.0
-_POLL_S: Final = 0.005
+_POLL_S: Final = 0.03
 
 
 class PlayError(AssertionError):

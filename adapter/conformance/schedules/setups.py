@@ -168,9 +168,11 @@ def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject 
     options = setup.options if url else _reference_options(setup)
     if setup.size == 1 or (setup.is_adp and url is None):
         with _environ(setup.environ), HostEngine(args, setup.num_blocks, options=options) as host:
+            subject = SoloSubject(host)
             try:
-                yield SoloSubject(host)
+                yield subject
             finally:
+                subject.close()
                 end = getattr(host.connector.worker, "shutdown", None)
                 if end is not None:
                     end()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from adapter.channel import Channel
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
 from adapter.conformance.schedules.draw import Ask
@@ -64,31 +65,37 @@ class Look:
 
 
 def look(host: HostEngine) -> Look:
-    """Looks at one rank, in its own process.
+    """Looks at one rank, in its own process, over a connection of its own.
 
     Args:
         host: with or without a connector.
     """
+    link = getattr(host.connector.worker, "link", None)
+    if link is None:
+        return _look(host, None)
+    channel = link.open_channel()
+    try:
+        return _look(host, channel)
+    finally:
+        channel.close()
+
+
+def _look(host: HostEngine, channel: Channel | None) -> Look:
     worker = host.connector.worker
     return Look(
         free_pages=host.stats().num_available_blocks,
         num_pages=host.allocator.num_pages,
         adapter=worker.counters() if hasattr(worker, "counters") else {},
-        server=_ask_server(getattr(worker, "link", None)),
+        server={} if channel is None else _ask_server(channel),
         died_of="" if host.error is None else repr(host.error),
     )
 
 
-def _ask_server(link: Any) -> dict[str, int]:
-    if link is None:
-        return {}
-    channel = link.open_channel()
+def _ask_server(channel: Channel) -> dict[str, int]:
     try:
         reply = channel.call(Stats(), _STATS_S)
     except KvkeepError:
         return {}
-    finally:
-        channel.close()
     return dict(reply.values) if isinstance(reply, StatsReply) else {}
 
 
@@ -118,6 +125,7 @@ class SoloSubject:
             engine: running.
         """
         self.engine = engine
+        self._channel: Channel | None = None
 
     def submit(self, ask: Ask) -> Handle:
         """Asks for a generation."""
@@ -132,8 +140,20 @@ class SoloSubject:
         self.engine.forget_reuse(timeout_s)
 
     def look(self) -> Sequence[Look]:
-        """Looks at the only rank."""
-        return [look(self.engine)]
+        """Looks at the only rank, over one connection that stays.
+
+        A process that opens one after the other loses those it used least, its saver's among them.
+        """
+        link = getattr(self.engine.connector.worker, "link", None)
+        if link is not None and self._channel is None:
+            self._channel = link.open_channel()
+        return [_look(self.engine, self._channel)]
+
+    def close(self) -> None:
+        """Closes what this object opened; the engine is left alone. Idempotent."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
 
 class RankedSubject:

@@ -20,7 +20,7 @@ from adapter.conformance.schedules.setups import Setup, opened, setup_of
 from adapter.conformance.schedules.subject import Subject
 
 _JOIN_S: Final = 20.0
-_POLL_S: Final = 0.01
+_POLL_S: Final = 0.05
 _MAX_REFERENCES: Final = 3
 """Kept at once: each may be several processes."""
 
