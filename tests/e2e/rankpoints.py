@@ -12,6 +12,7 @@ from typing import Any
 from adapter.channel import Channel
 from adapter.conformance.host.ranks.injection import Injector
 from adapter.copy import HeldLoad
+from adapter.worker import KvkeepConnectorWorker
 
 
 def install(rank: int, injector: Injector) -> None:
@@ -48,3 +49,10 @@ def install(rank: int, injector: Injector) -> None:
         (HeldLoad, "copy", pointed_copy),
     ):
         setattr(owner, name, pointed)
+
+
+def lose_extents(engine: Any) -> int:
+    """To be called in a rank: drops its mappings of the arena without a word; returns how many."""
+    worker: KvkeepConnectorWorker = engine.connector.worker
+    assert worker.link is not None
+    return worker.link.extents.take_all_but(None)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from adapter.conformance.host.errors import HostError  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
-from adapter.conformance.host.weights import LATENT, TINY, write_model_dir  # noqa: E402
+from adapter.conformance.host.weights import LATENT, SLIDING, TINY, write_model_dir  # noqa: E402
 from tests.adapter.enginerig import launched  # noqa: E402
 from tests.e2e.ranked import (  # noqa: E402
     WAIT_S,
@@ -60,14 +60,26 @@ def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two layer groups: one window shorter than the prompts, one longer."""
+    long = replace(SLIDING, layer_windows=(0, 512, 0, 512))
+    folder = tmp_path_factory.mktemp("grouped")
+    return {
+        "windows": write_model_dir(folder / "windows", SLIDING),
+        "groups": write_model_dir(folder / "groups", long),
+    }
+
+
+@pytest.fixture(scope="module")
 def references(model: Path, latent: Path) -> Iterator[Any]:
     """``references(size)``: runs of that degree without any cache, each prompt once."""
-    made: dict[tuple[int, Path], Reference] = {}
+    made: dict[tuple[int, Path, str], Reference] = {}
     with ExitStack() as stack:
 
-        def reference(size: int, of: Path = model) -> Reference:
-            if (size, of) not in made:
-                host = stack.enter_context(split(of, None, size))
+        def reference(size: int, of: Path = model, kv_dtype: str = "auto") -> Reference:
+            if (size, of, kv_dtype) not in made:
+                args = {"kv_dtype": kv_dtype}
+                host = stack.enter_context(split(of, None, size, args=args))
                 results: dict[tuple[tuple[int, ...], int], Any] = {}
 
                 def run(text: list[int], count: int) -> Any:
@@ -77,8 +89,8 @@ def references(model: Path, latent: Path) -> Iterator[Any]:
                         host.forget_reuse(WAIT_S)
                     return results[tuple(text), count]
 
-                made[size, of] = run
-            return made[size, of]
+                made[size, of, kv_dtype] = run
+            return made[size, of, kv_dtype]
 
         yield reference
 
@@ -155,6 +167,34 @@ def test_load_modes(server: ServerProcess, model: Path, references: Any, mode: s
     check_nothing_left(server, 0)
 
 
+@pytest.mark.parametrize("name", ["v2", "groups", "windows", "private", "v2-private", "fp8"])
+def test_layouts(
+    server: ServerProcess, model: Path, grouped: dict[str, Path], references: Any, name: str
+) -> None:
+    is_v2, of = not name.startswith(("private", "fp8")), grouped.get(name, model)
+    options = HostOptions(
+        epoch="E3",
+        layout="v2" if is_v2 else "v1",
+        private_pool=name.endswith("private"),
+    )
+    dtype = "fp8" if name == "fp8" else "auto"
+    texts = [prompt(6 * BLOCK + 3 + n, seed=250 + n + 10 * len(name)) for n in range(3)]
+    with split(of, server.url, 2, options=options, args={"kv_dtype": dtype}) as host:
+        for turn in range(2):
+            handles = [host.submit(text, 4) for text in texts]
+            for text, handle in zip(texts, handles, strict=True):
+                result = handle.result(WAIT_S)
+                if name != "windows":  # what a short window lets go of first is not held
+                    assert result.num_loaded_tokens == (6 * BLOCK if turn else 0)
+                assert same(result, references(2, of, dtype)(text, 4))
+            host.forget_reuse(WAIT_S)
+        for rank in range(2):
+            seen = host.stats(rank)
+            assert seen.host.num_saving_pages == 0
+            assert seen.connector.get("held_pages", 0) == 0
+    check_nothing_left(server, 0)
+
+
 def test_a_hit_only_when_every_rank_holds_its_share(
     server: ServerProcess, model: Path, references: Any, survivor: Any
 ) -> None:
@@ -217,6 +257,27 @@ def test_a_load_that_fails_on_one_rank_ends_that_job_alone(
     assert same(result, references(2)(text, 3))
     survivor.forget_reuse(WAIT_S)
     check_pages_back(survivor)
+
+
+def test_a_rank_that_lost_its_mapping_does_not_serve_a_promise(
+    server: ServerProcess, model: Path, references: Any, survivor: Any
+) -> None:
+    """The offer stands, one rank's share cannot be read: that job ends rather than compute on."""
+    text = prompt(5 * BLOCK + 2, seed=330)
+    survivor.submit(text, 3).result(WAIT_S)
+    survivor.forget_reuse(WAIT_S)
+    with split(model, server.url, 2) as host:
+        assert host.call(1, "tests.e2e.rankpoints:lose_extents") > 0
+        victim = host.submit(text, 3)
+        with pytest.raises(HostError):
+            victim.result(WAIT_S)
+        assert "rank 1" in host.wait_dead(15.0)
+        assert "LoadError" in str(host.job.causes)
+    check_nothing_left(server, 2)
+    result = survivor.submit(text, 3).result(WAIT_S)
+    assert result.num_loaded_tokens == 5 * BLOCK
+    assert same(result, references(2)(text, 3))
+    survivor.forget_reuse(WAIT_S)
 
 
 LOADING = [

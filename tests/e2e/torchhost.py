@@ -29,7 +29,8 @@ def llm_args(model: Path, url: str | None, **changes: Any) -> LlmArgs:
             server_url=made.server_url,
         )
     partial = changes.pop("partial", False)
-    cache = KvCacheConfig(tokens_per_block=BLOCK, enable_partial_reuse=partial)
+    dtype = changes.pop("kv_dtype", "auto")
+    cache = KvCacheConfig(tokens_per_block=BLOCK, enable_partial_reuse=partial, dtype=dtype)
     return LlmArgs(
         model=str(model), kv_cache_config=cache, kv_connector_config=connector, **changes
     )
