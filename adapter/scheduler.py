@@ -115,7 +115,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         try:
             self._allocated(request, (block_ids,))
         except Exception as error:  # noqa: BLE001 - the pages come again with the report
-            self._swallowed("alloc", error)
+            self._pages_lost(request, error)
 
     def update_state_after_alloc_by_layer_group(
         self, request: Any, block_ids: Sequence[Sequence[int]]
@@ -129,7 +129,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         try:
             self._allocated(request, block_ids)
         except Exception as error:  # noqa: BLE001 - the pages come again with the report
-            self._swallowed("alloc", error)
+            self._pages_lost(request, error)
 
     def build_connector_meta(self, scheduler_output: Any) -> ConnectorMetadata:
         """Turns the host's report into instructions for the workers.
@@ -252,8 +252,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         return running is not None and running.load_mode is LoadMode.ASYNC
 
     def _state_of(self, request: Any) -> RequestState | None:
-        """What is known of a request, if anything."""
-        request_id = int(getattr(request, "request_id", -1))
+        """What is known of a request, if anything. Never raises."""
+        try:
+            request_id = int(getattr(request, "request_id", -1))
+        except (TypeError, ValueError):
+            return None
         return None if self._table is None else self._table.find(request_id)
 
     def _query(self, request: Any, num_computed: int) -> int:
@@ -314,13 +317,18 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         return num_tokens
 
     def _allocated(self, request: Any, pages: Sequence[Sequence[int]]) -> None:
-        running, table = self._ready(), self._table
+        # What was promised before caching ended is kept nevertheless.
+        running, table = self._ready() or self._running, self._table
         if running is None or table is None:
+            return
+        state, has_ended = table.find(int(request.request_id)), self._engine.running is None
+        if has_ended and (state is None or state.offer is None):
             return
         groups = groups_of(pages, running.geometry.num_groups)
         if groups is None:
+            if getattr(request, "py_num_connector_matched_tokens", None) != 0:
+                self._pages_lost(request, None)
             return
-        state = table.find(int(request.request_id))
         if (
             state is None
             or state.reported
@@ -374,12 +382,29 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
 
     def _forget(self, request: Any) -> None:
         """After a failed query: nothing is promised, so nothing may stay promised."""
-        table = self._table
-        if table is None:
+        state = self._state_of(request)
+        if state is not None and self._table is not None:
+            self._table.drop(state)
+            self._send_returns()
+
+    def _pages_lost(self, request: Any, error: Exception | None) -> None:
+        """An allocation brought no pages that are understood; a report may bring them again.
+
+        For a load in the background no report comes before it: the host takes the tokens for
+        computed as soon as the load is said to be done, so it must never be.
+        """
+        if error is not None:
+            self._swallowed("alloc", error)
+        state, table = self._state_of(request), self._table
+        if table is None or state is None:
             return
-        state = table.find(int(getattr(request, "request_id", -1)))
-        if state is not None:
-            table.drop(state)
+        if state.offer is not None and state.offer.is_async:
+            why = "none came" if error is None else repr(error)
+            self._broken_promise = (
+                f"request {state.facts.request_id}: {state.offer.num_tokens} tokens were promised "
+                f"in the background, and the pages for them are unknown: {why}"
+            )
+            table.withdraw(state)
             self._send_returns()
 
     def _send_returns(self) -> None:

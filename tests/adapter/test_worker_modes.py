@@ -158,6 +158,48 @@ def test_a_failed_load_is_raised_and_the_request_never_runs(
     parking.check_nothing_leased()
 
 
+def test_a_promise_whose_pages_were_not_understood_fails_loudly(parking: EngineRig) -> None:
+    # The host parks the request all the same, and takes its tokens for computed when it is back.
+    request = FakeRequest(parking.next_id, list(PROMPT))
+    assert parking.query(request) == 20
+    parking.scheduler.update_state_after_alloc_by_layer_group(request, [[1], [2]])
+    with pytest.raises(LoadError, match="pages"):
+        parking.iterate(Output())
+    parking.check_nothing_leased()
+
+
+@pytest.mark.parametrize("pages", [[], [[]]])
+def test_a_promise_without_pages_fails_loudly(parking: EngineRig, pages: list[list[int]]) -> None:
+    request = FakeRequest(parking.next_id, list(PROMPT))
+    assert parking.query(request) == 20
+    parking.scheduler.update_state_after_alloc_by_layer_group(request, pages)
+    with pytest.raises(LoadError, match="pages"):
+        parking.iterate(Output())
+
+
+def test_a_promise_outlives_the_end_of_caching(parking: EngineRig) -> None:
+    # All queries of an iteration come before its allocations (host contract §5); the first of them
+    # may end caching, and the second request waits for its load nevertheless.
+    other = FakeRequest(700, tokens(22, seed=3))
+    assert parking.query(other) == 0
+    parking.next_id = 701
+    request = FakeRequest(701, list(PROMPT))
+    assert parking.query(request) == 20
+    parking.scheduler.update_state_after_alloc(other, [40])  # too few pages
+    assert parking.scheduler._engine.running is None
+    pages = parking.hand_out(6)
+    parking.wipe(pages)
+    parking.scheduler.update_state_after_alloc(request, pages)
+    assert parking.await_load(request)
+    parking.check(PROMPT, pages, 5)
+    later = FakeRequest(702, list(PROMPT))
+    assert parking.query(later) == 0
+    parking.scheduler.update_state_after_alloc(later, parking.hand_out(6))
+    assert parking.scheduler._table is not None
+    assert parking.scheduler._table.find(702) is None
+    parking.check_nothing_leased()
+
+
 def test_shutdown_stops_what_still_waits(parking: EngineRig) -> None:
     parking.stream = HeldStream()
     _, _, pages = parking.begin(PROMPT)
