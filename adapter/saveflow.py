@@ -149,7 +149,7 @@ class SaveFlow:
                 sources, pages = pages[: count * chunk].copy(), lot.slots
             count = pages.size // chunk
         keys, parent = entry.keys_of(first, count)
-        lane.stage, lane.sent_chunks = Stage.COPYING, count
+        lane.stage, lane.store, lane.sent_chunks = Stage.COPYING, 0, count
         blob = pages.tobytes()
         return StoreOrder(entry.key, lane.group, first, parent, keys, blob, count, lot, sources)
 
@@ -296,7 +296,8 @@ class SaveFlow:
         for entry in self._ledger.entries():
             for lane in entry.lanes:
                 if lane.stage is not Stage.IDLE:
-                    lost.append(lane.store)
+                    if lane.store:  # else it never went out
+                        lost.append(lane.store)
                     self._ledger.count("saves_dropped_server_lost")
                 lane.start_over(entry.first_chunk, entry.confirmed)
             if entry.held_since_s is not None or entry.ended:

@@ -43,7 +43,7 @@ class SaveLane:
         retry_at: nothing is sent before this many chunks are confirmed.
         not_before_s: nothing is sent before, on the monotonic clock.
         stage: of the unsettled STORE.
-        store: its id.
+        store: its id; 0 before it went out.
         sent_chunks: its length.
         copied: chunks of it that await COMMIT, from ``next_chunk`` on.
         copied_bind: number of the last bind before its copy was seen complete.

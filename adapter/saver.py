@@ -40,6 +40,8 @@ _REPLY_POLL_S: Final = 0.01
 """Waiting for a stream or for the server: a reply ends the wait at once, new work does not. Each
 turn takes the engine's thread the GIL for some 50 µs."""
 _PROOF_POLL_S: Final = 0.1
+_LAYERS_S: Final = 0.02
+"""Layers may be copied for so long before anything else is looked at."""
 _IDLE_S: Final = 1.0
 _RETRY_S: Final = 0.05
 _MAX_ORPHANS: Final = 256
@@ -108,6 +110,7 @@ class Saver:
         self._tickets: dict[int, _Ticket] = {}
         self._orphans: deque[_Ticket] = deque()
         self._quarantine: list[Lot] = []
+        self._has_layers = False
         self._thread = threading.Thread(target=self._run, name="kvkeep-saver", daemon=True)
 
     def start(self) -> None:
@@ -279,6 +282,8 @@ class Saver:
             self._quarantine.clear()
 
     def _idle_wait_s(self) -> float:
+        if self._has_layers:
+            return 0.0
         with self._lock:
             entries = self._ledger.busy()
             if any(entry.num_gates for entry in entries):
@@ -288,7 +293,12 @@ class Saver:
             return _PROOF_POLL_S if entries else _IDLE_S
 
     def _copy_layers(self) -> None:
+        end_s = time.monotonic() + _LAYERS_S
+        self._has_layers = False
         while self._layers is not None and self._stager is not None and not self._stopping:
+            if time.monotonic() >= end_s:
+                self._has_layers = True
+                return
             with self._lock:
                 copy = self._layers.next_copy()
             if copy is None:
@@ -303,10 +313,10 @@ class Saver:
             self._flow.expire(now_s)
             settlements = self._flow.next_settlements(now_s)
             orders = self._flow.next_stores(self._max_chunks(joined))
-        for settlement in settlements:
-            self._send_settlement(channel, joined, settlement)
         unsent = deque(orders)
         try:
+            for settlement in settlements:
+                self._send_settlement(channel, joined, settlement)
             while unsent:
                 self._send_store(channel, joined, unsent[0])
                 unsent.popleft()
@@ -341,10 +351,10 @@ class Saver:
             keys=order.keys,
             pages=order.pages,
         )
-        with self._lock:
-            self._flow.sent(order.key, order.group, store)
         ticket = channel.submit(body, STORE_TIMEOUT_S, joined)
         self._tickets[ticket] = _Ticket(order.key, order.group, store, order.lot)
+        with self._lock:
+            self._flow.sent(order.key, order.group, store)
 
     def _stage(self, order: StoreOrder) -> bool:
         """Copies an order's pages into the ring; False when that failed and the save is over."""
@@ -424,7 +434,7 @@ class Saver:
         stores = lost | set(lots)
         self._orphans.clear()
         if joined is not None and _registration(joined) == _registration(self._joined):
-            orphans = [_Ticket(0, 0, store, lots.get(store)) for store in sorted(stores) if store]
+            orphans = [_Ticket(0, 0, store, lots.get(store)) for store in sorted(stores)]
             self._orphans.extend(orphans[-_MAX_ORPHANS:])
             forgotten = [orphan.lot for orphan in orphans[:-_MAX_ORPHANS]]
         else:

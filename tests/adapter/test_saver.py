@@ -222,14 +222,14 @@ def test_its_thread_enters_the_engines_device_first(server: Responder, link: Lin
 class Staged:
     """A saver whose pages are private: page n is filled with n."""
 
-    def __init__(self, link: Link, by_layer: bool = False) -> None:
+    def __init__(self, link: Link, by_layer: bool = False, slots: int = 4) -> None:
         flat = np.repeat(np.arange(16, dtype=np.uint8), PAGE_BYTES)
         part = PagePart(flat, PAGE_BYTES, PAGE_BYTES)
         half = PAGE_BYTES // 2
         layers = {at: (LayerSlice(0, at * half, half),) for at in range(2)}
         memory = PageMemory((GroupPages((part,), 16),), None, "private", layers)
         self.flat = flat
-        self.ring = StagingRing(GEO, num_bytes=4 * PAGE_BYTES)
+        self.ring = StagingRing(GEO, num_bytes=slots * PAGE_BYTES)
         self.saver = Saver(
             link,
             GEO,
@@ -329,3 +329,79 @@ def test_slots_lent_to_a_server_that_is_gone_come_back_with_the_next_registratio
     until(lambda: staged.saver._joined is not None and staged.saver._joined.session > store.session)
     until(lambda: staged.ring.num_lent == 0)
     staged.saver.stop(5)
+
+
+def test_slots_come_back_when_the_server_stops_answering_before_a_commit(
+    server: Responder, link: Link
+) -> None:
+    staged = Staged(link)
+    bind(staged.saver, names(), alive={7: 2})
+    until(lambda: "chunks_held_already" in staged.saver.counters())  # copied; a proof is missing
+    link._breaker.trip("as the test wants it", time.monotonic_ns())
+    # One turn has something to commit and something to stage.
+    bind(staged.saver, names(8), alive={7: 2, 8: 2})
+    until(lambda: counted(staged.saver, "saves_dropped_server_lost") == 2)
+    until(lambda: staged.ring.num_lent == 0)
+    staged.saver.stop(5)
+
+
+def test_only_stores_that_went_out_are_cancelled(server: Responder, link: Link) -> None:
+    saver = Saver(link, GEO, 100, Journal(logging.getLogger("test")))
+    saver.start()
+    bind(saver, names(), alive={7: 2})
+    until(lambda: server.bodies(Op.STORE))
+    bind(saver, alive={7: 2})
+    until(lambda: counted(saver, "chunks_saved") == 2)
+    link._breaker.trip("as the test wants it", time.monotonic_ns())
+    bind(saver, names(first=2), names(8), alive={7: 4, 8: 2})
+    until(lambda: counted(saver, "saves_dropped_server_lost") == 2)
+    until(lambda: not link.is_breaker_open)
+    bind(saver, names(9), alive={9: 2})
+    until(lambda: len(server.bodies(Op.STORE)) == 2)  # what is to be cancelled went before it
+    assert server.bodies(Op.CANCEL) == []
+    saver.stop(5)
+
+
+def test_layers_that_never_end_keep_nothing_else_waiting(server: Responder, link: Link) -> None:
+    staged = Staged(link, by_layer=True, slots=16)
+    saver, stop = staged.saver, threading.Event()
+    assert saver._stager is not None
+    stage_layer = saver._stager.stage_layer
+
+    def slowly(layer: int, runs: Any) -> bool:
+        time.sleep(0.01)
+        return stage_layer(layer, runs)
+
+    saver._stager.stage_layer = slowly  # type: ignore[method-assign]
+
+    def compute() -> None:
+        """Forwards that are faster than their layers are copied."""
+        for key in range(20, 10_000):
+            saver.bound(
+                ConnectorMetadata(
+                    1,
+                    alive=np.array([key], dtype=np.int64),
+                    valid_chunks=np.array([0], dtype=np.int32),
+                    names=(SaveNames(100 + key, key, 0, b"", b"k" * 16, np.array([[5]])),),
+                    ended=np.array([key - 5], dtype=np.int64),
+                    may_fire=True,
+                ),
+                None,
+            )
+            saver.layer_done(0, FakeMark())
+            saver.layer_done(1, FakeMark())
+            if stop.wait(0.004):
+                return
+
+    bind(saver, names(), alive={7: 0})
+    engine = threading.Thread(target=compute)
+    engine.start()
+    try:
+        until(lambda: len(saver._layers._waves) > 2)  # type: ignore[union-attr]
+        assert saver.hold(7, 107, 2, ALL)
+        saver.finished([107], None)
+        assert until(saver.take_saved) == [107]
+    finally:
+        stop.set()
+        engine.join(5)
+        saver.stop(5)
