@@ -97,11 +97,10 @@ def derive(
             f"told from others; set {ENV_WEIGHTS_EPOCH}"
         )
     tokens_per_block = _tokens_per_block(llm_args, shape, model.config, num_ranks)
-    # A latent has one head, which every rank holds (host contract §7, §12.14). A V2 layout says
-    # only that there are no values, so there the model's word is needed too.
-    is_latent = shape.kv_factor == 1 and (
-        not shape.tokens_per_block or modelfiles.has_latent(model.config)
-    )
+    # A latent has one head, which every rank holds (host contract §7, §12.14). The pool says only
+    # that there are no values, so the model's word is needed too: ranks that are wrongly taken for
+    # equal would read each other's bytes.
+    is_latent = shape.kv_factor == 1 and modelfiles.has_latent(model.config)
     chunk_blocks = chunk_blocks_of(settings.chunk_tokens, tokens_per_block)
     namespace = Namespace(
         model_id=model.model_id[: limits.MAX_TEXT_CHARS],
@@ -197,9 +196,10 @@ def _from_row(llm_args: Any, shape: CacheShape, config: Mapping[str, Any], num_r
             f"a page row of {elements} elements is no whole number of tokens of "
             f"{width or 'unknown'} elements"
         )
-    if shape.dtype in _KV_DTYPE_INT8 and configured and derived != configured:
+    if shape.dtype in _KV_DTYPE_INT8 and (not width or (configured and derived != configured)):
+        held = f"{derived} tokens a block" if width else "an unknown number of values a byte"
         raise UncachedError(
-            f"a pool of {shape.dtype} holds {derived} tokens a block where {configured} are "
+            f"a pool of {shape.dtype} holds {held} where {configured} tokens a block are "
             "configured; formats that pack several values into a byte are not supported"
         )
     return derived

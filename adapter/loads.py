@@ -281,7 +281,12 @@ class Loads:
             )
 
     def take_arrived(self, announced: Iterable[int]) -> list[int]:
-        """Ends an iteration. See ``Arrivals.take``."""
+        """Ends an iteration. See ``Arrivals.take``.
+
+        A forward that broke off leaves its loads going on into pages that the host takes back, and
+        its next allocations may copy into them long before ``begin``: they are awaited here.
+        """
+        self._finish_batch()
         return self._arrivals.take(announced)
 
     def _finish_batch(self) -> None:

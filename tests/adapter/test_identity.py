@@ -140,6 +140,16 @@ def test_a_latent_is_stored_once_for_all_ranks(model: Path) -> None:
     assert not derive(engine, keys_only, SETTINGS, {}, 1)[0].groups[0].replicated
 
 
+def test_one_factor_is_a_latent_only_by_the_models_word(model: Path) -> None:
+    # Were it none, one rank's bytes would be served to all.
+    engine = args(model, tensor_parallel_size=2)
+    for config in (CONFIG, {}):
+        (model / "config.json").write_text(json.dumps(config))
+        namespace, geometry = derive(engine, pool(kv_factor=1), SETTINGS, {}, 1)
+        assert not namespace.groups[0].replicated
+        assert geometry.shards == (1,)
+
+
 def test_each_rank_of_attention_dp_is_an_engine_of_its_own(model: Path) -> None:
     engine = args(model, tensor_parallel_size=2, enable_attention_dp=True)
     (first, one), (second, two) = (derive(engine, SHAPE, SETTINGS, {}, at) for at in (0, 1))
@@ -200,6 +210,9 @@ def test_pools_that_are_not_shown_completely(model: Path) -> None:
         derive(args(model), pool(dtype="int8", elements=2 * 16), SETTINGS, {})
     with pytest.raises(UncachedError, match="whole number"):
         derive(args(model), pool(elements=17), SETTINGS, {})
+    (model / "config.json").write_text("{}")  # nothing tells how many values a byte holds
+    with pytest.raises(UncachedError, match="pack"):
+        derive(args(model), pool(dtype="int8", elements=2 * 16), SETTINGS, {})
     (model / "config.json").write_text(json.dumps({"text_config": CONFIG}))
     with pytest.raises(UncachedError, match="1 of the model's 2 layers"):
         derive(args(model), pool(num_layers=1), SETTINGS, {})

@@ -293,6 +293,18 @@ def test_a_skipped_forward_leaves_no_load_open(layered: Rig) -> None:
     assert layered.is_filled(1, (1, 0))
 
 
+def test_a_forward_that_broke_off_leaves_no_load_open(layered: Rig) -> None:
+    # Its requests' pages go back, and the next iteration's allocations may copy into them before
+    # ``start_load_kv`` comes.
+    layered.begin(may_fire=True)
+    layered.forward()
+    gate = layered.gate = FakeMark(is_done=False)
+    layered.begin(order("a", (1, 0), 1), may_fire=True)
+    threading.Timer(0.02, lambda: setattr(gate, "is_done", True)).start()
+    assert layered.loads.take_arrived([]) == []
+    assert layered.is_filled(1, (1, 0))
+
+
 def test_a_layer_that_fails_is_raised_by_its_hook_and_at_the_next_start(layered: Rig) -> None:
     layered.begin(may_fire=True)
     layered.forward()
