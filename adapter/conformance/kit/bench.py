@@ -19,7 +19,8 @@ from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig, LlmArgs
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.requests import HostResult
-from adapter.conformance.kit.observe import Log, observed
+from adapter.conformance.host.weights import ModelConfig, write_model_dir
+from adapter.conformance.kit.observe import Log, observed, overridden
 from adapter.conformance.schedules.service import Service
 
 BLOCK: Final = 16
@@ -141,7 +142,7 @@ class Bench:
 
         Args:
             target: the connector under test.
-            model: directory of a model.
+            model: directory of a model; further models are written beside it.
             service: its server, when the kit started one.
 
         Raises:
@@ -163,11 +164,18 @@ class Bench:
             bool(getattr(self._worker, name, False)),
         )
 
+    def takes_layer_groups(self) -> bool:
+        """Whether both classes have what a cache of several layer groups asks for."""
+        return bool(overridden(self._scheduler)) and hasattr(
+            self._worker, "register_kv_cache_layout"
+        )
+
     @contextmanager
     def engine(
         self,
         options: HostOptions | None = None,
         *,
+        config: ModelConfig | None = None,
         num_blocks: int = 48,
         cache: KvCacheConfig | None = None,
         **arguments: Any,
@@ -176,7 +184,8 @@ class Bench:
 
         Args:
             options: of the host.
-            num_blocks: pages of its pool.
+            config: of the model; None for the bench's own.
+            num_blocks: pages of its pool; of each layer group.
             cache: its cache settings; partial reuse is off by default.
             arguments: further ``LlmArgs``.
 
@@ -191,7 +200,7 @@ class Bench:
                 connector_worker_class=worker,
                 server_url=self.target.server_url,
             )
-            args = self._args(cache, kv_connector_config=connector, **arguments)
+            args = self._args(config, cache, kv_connector_config=connector, **arguments)
             host = HostEngine(args, num_blocks, options=options)
             try:
                 yield Seen(host, log)
@@ -201,19 +210,31 @@ class Bench:
                 if end is not None:
                     end()
 
-    def expected(self, prompt: list[int], count: int) -> HostResult:
+    def expected(
+        self, prompt: list[int], count: int, config: ModelConfig | None = None
+    ) -> HostResult:
         """What an engine without a connector answers.
 
         Args:
             prompt: token ids.
             count: tokens to generate.
+            config: of the model; None for the bench's own.
         """
-        with HostEngine(self._args(None), 48) as host:
+        with HostEngine(self._args(config, None), 48) as host:
             return host.submit(prompt, count).result(WAIT_S)
 
-    def _args(self, cache: KvCacheConfig | None, **arguments: Any) -> LlmArgs:
+    def _args(
+        self, config: ModelConfig | None, cache: KvCacheConfig | None, **arguments: Any
+    ) -> LlmArgs:
         cache = cache or KvCacheConfig(tokens_per_block=BLOCK, enable_partial_reuse=False)
-        return LlmArgs(model=str(self._model), kv_cache_config=cache, **arguments)
+        return LlmArgs(model=str(self._folder_of(config)), kv_cache_config=cache, **arguments)
+
+    def _folder_of(self, config: ModelConfig | None) -> Path:
+        if config is None:
+            return self._model
+        # Further models lie beside the bench's own, whose folder the caller removes.
+        folder = self._model.with_name(f"{self._model.name}-{abs(hash(config)):x}")
+        return folder if folder.exists() else write_model_dir(folder, config)
 
 
 def text(num_tokens: int, seed: int) -> list[int]:

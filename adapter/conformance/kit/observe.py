@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
+from adapter.trtllm_api import KvCacheConnectorScheduler
+
 _SCHEDULER: Final = "Scheduler"
 _WORKER: Final = "Worker"
+_BY_GROUP: Final = ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,29 @@ class Observed:
         return _noted(name, value, type(self).log)
 
 
+def overridden(scheduler: type[Any]) -> tuple[str, ...]:
+    """The methods for layer groups, if a class has its own of each.
+
+    Args:
+        scheduler: the connector's class.
+    """
+    own = [name for name in _BY_GROUP if hasattr(scheduler, name)]
+    default = KvCacheConnectorScheduler
+    is_all = len(own) == len(_BY_GROUP) and not any(
+        getattr(scheduler, name) is getattr(default, name, None) for name in own
+    )
+    return tuple(own) if is_all else ()
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    """A method of the class, where hosts look for one: an instance's attributes do not count."""
+
+    def method(self: Observed, *arguments: Any, **named: Any) -> Any:
+        return _noted(name, getattr(self.inner, name), type(self).log)(*arguments, **named)
+
+    return method
+
+
 def _noted(name: str, function: Callable[..., Any], log: Log) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         request_id = next((int(a.request_id) for a in arguments if hasattr(a, "request_id")), 0)
@@ -138,6 +164,7 @@ def observed(scheduler: type[Any], worker: type[Any], log: Log) -> Iterator[tupl
     for label, inner in ((_SCHEDULER, scheduler), (_WORKER, worker)):
         opted_in = bool(getattr(inner, "supports_attention_dp", False))
         body = {"inner_class": inner, "log": log, "supports_attention_dp": opted_in}
+        body |= {name: _handed_on(name) for name in overridden(inner)}
         setattr(module, label, type(label, (Observed,), body))
     sys.modules[name] = module
     try:

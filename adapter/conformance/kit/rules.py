@@ -9,7 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from adapter.conformance.kit import checks_hooks, checks_loads, checks_offers, checks_saves
+from adapter.conformance.kit import (
+    checks_hooks,
+    checks_layouts,
+    checks_loads,
+    checks_offers,
+    checks_saves,
+)
 from adapter.conformance.kit.bench import Bench
 from adapter.conformance.kit.verdict import Verdict, unseen
 
@@ -69,6 +75,11 @@ RULES: Final = (
         "never blocks the executor",
         checks_hooks.never_blocks_while_its_server_hangs,
     ),
+    Rule(
+        "§9.11",
+        "skips missing pages, keeps groups apart",
+        checks_layouts.skips_missing_pages_and_keeps_groups_apart,
+    ),
     Rule("§9.12", "forgets requests by itself", checks_saves.forgets_what_is_cancelled),
     Rule("§9.13", "sets the device in its own threads", _needs_a_gpu),
     Rule("§9.14", "needs no layer hooks", checks_loads.needs_no_layer_hooks),
@@ -76,6 +87,22 @@ RULES: Final = (
         "§9.15",
         "offers nothing without block reuse",
         checks_offers.offers_nothing_without_reuse,
+    ),
+    Rule(
+        "§9.16",
+        "stores nothing that has left a window",
+        checks_layouts.stores_what_its_window_still_holds,
+    ),
+    Rule(
+        "§5",
+        "loads what is taken up of an offer",
+        checks_layouts.loads_what_is_taken_up_of_an_offer,
+    ),
+    Rule("§6", "begins anew when replayed", checks_layouts.begins_anew_when_replayed),
+    Rule(
+        "§3",
+        "reports each asynchronous load once",
+        checks_layouts.reports_each_load_once,
     ),
     Rule(
         "§3",

@@ -1,0 +1,100 @@
+"""Which connector breaks which rule, by module of checks, and how one is put to the test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from adapter.conformance.kit.bench import Bench, Target
+from adapter.conformance.kit.command import check
+from adapter.conformance.kit.rules import RULES, Rule
+from adapter.conformance.kit.verdict import Outcome, Verdict
+from adapter.conformance.schedules.service import Service
+from tests.adapter.conformance.kit import breakers, breakers_ours
+
+#: Text of the rule to the class that breaks it.
+OFFERS: Final = {
+    "offers whole blocks and leaves one token": "Greedy",
+    "offers nothing behind a match inside a block": "Ragged",
+    "offers nothing without block reuse": "Careless",
+    "answers a repeated query alike": "Fickle",
+    "keeps salts and adapters apart": "Leaky",
+}
+LOADS: Final = {
+    "what is offered stays loadable": "Bound",
+    "writes only the load range": "Painter",
+    "writes behind M": "Hasty",
+    "loads are idempotent; stale or no metadata is fine": "Fragile",
+    "needs no layer hooks": "Hooked",
+    "answers equal those without a cache": "Bit",
+}
+SAVES: Final = {
+    "saves only what was computed": "Eager",
+    "saves generated blocks and later chunks": "Deaf",
+    "keeps pages once, gives them back once": "Hoarding",
+    "never publishes a recycled page": "Late",
+    "forgets requests by itself": "Counting",
+    "saves behind a ragged match": "Narrow",
+}
+HOOKS: Final = {
+    "never blocks the executor": "Slow",
+    "metadata pickles, and is small": "Heavy",
+    "raises nothing when its server dies": "Loud",
+    "comes up without a server": "Demanding",
+    "supports attention data parallelism": "Old",
+}
+LAYOUTS: Final = {
+    "skips missing pages, keeps groups apart": "Stray",
+    "stores nothing that has left a window": "Ghost",
+    "loads what is taken up of an offer": "Whole",
+    "begins anew when replayed": "Stale",
+    "reports each asynchronous load once": "Twice",
+}
+ALL: Final = OFFERS | LOADS | SAVES | HOOKS | LAYOUTS
+NEVER_SEEN: Final = {"sets the device in its own threads"}
+
+BY_TEXT: Final[dict[str, Rule]] = {rule.text: rule for rule in RULES}
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A model and a server for connectors of this folder."""
+
+    model: Path
+    service: Service
+
+    def bench(self, name: str) -> Bench:
+        """A bench for a connector; what it does not define is that of the sound one."""
+        ours = any(hasattr(breakers_ours, f"{name}{kind}") for kind in ("Scheduler", "Worker"))
+        module, sound = (breakers_ours, "Kvkeep") if ours else (breakers, "Sound")
+        names = [
+            f"{name if hasattr(module, name + kind) else sound}{kind}"
+            for kind in ("Scheduler", "Worker")
+        ]
+        target = Target(module.__name__, names[0], names[1], self.service.url)
+        return Bench(target, self.model, self.service)
+
+    def verdict(self, text: str, name: str) -> Verdict:
+        """What a rule finds of a connector; the server runs again afterwards."""
+        try:
+            return check(BY_TEXT[text], self.bench(name))
+        finally:
+            if self.service.child.process.poll() is not None:
+                self.service.restart()
+
+    def assert_blamed(self, text: str, name: str, why: str = "") -> None:
+        """The rule sees the breach, and says why."""
+        found = self.verdict(text, name)
+        assert found.outcome is Outcome.BROKEN, found.evidence
+        assert why in found.evidence
+
+    def assert_not_blamed(self, text: str, name: str = "Sound") -> None:
+        """The rule sees none."""
+        found = self.verdict(text, name)
+        assert found.outcome is not Outcome.BROKEN, found.evidence
+
+    def assert_held(self, text: str, name: str) -> None:
+        """The rule was put to the test, and held."""
+        found = self.verdict(text, name)
+        assert found.outcome is Outcome.HELD, found.evidence

@@ -1,0 +1,21 @@
+"""Queries: how much is offered, and when nothing is. Each breach is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.adapter.conformance.kit.breaching import OFFERS, Kit
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("rule", OFFERS)
+def test_a_breach_is_seen(rule: str, kit: Kit) -> None:
+    kit.assert_blamed(rule, OFFERS[rule])
+
+
+@pytest.mark.parametrize("rule", OFFERS)
+def test_a_sound_connector_is_not_blamed(rule: str, kit: Kit) -> None:
+    kit.assert_not_blamed(rule)
