@@ -18,6 +18,7 @@ from adapter.poolshape import CacheShape
 from adapter.refusals import (
     UncachedError,
     attention_ranks,
+    draft_models,
     is_attention_dp,
     kv_quantization,
     refuse_model,
@@ -91,11 +92,7 @@ def derive(
         )
     model = modelfiles.find_model(str(llm_args.model), getattr(llm_args, "revision", None), environ)
     refuse_model(model.config)
-    if not model.weights_digest and not settings.weights_epoch:
-        raise UncachedError(
-            f"no weight files of model {model.model_id!r} were found, so its weights cannot be "
-            f"told from others; set {ENV_WEIGHTS_EPOCH}"
-        )
+    _refuse_unknown_weights(model, settings)
     tokens_per_block = _tokens_per_block(llm_args, shape, model.config, num_ranks)
     # A latent has one head, which every rank holds (host contract §7, §12.14). The pool says only
     # that there are no values, so the model's word is needed too: ranks that are wrongly taken for
@@ -112,7 +109,7 @@ def derive(
         quantization=kv_quantization(llm_args)[: limits.MAX_TEXT_CHARS],
         attention_backend=str(getattr(llm_args, "attn_backend", "")),
         kv_layout=shape.layout,
-        overrides=_overrides(llm_args),
+        overrides=_overrides(llm_args) | _draft_weights(llm_args, settings, environ),
         tokens_per_block=tokens_per_block,
         chunk_blocks=chunk_blocks,
         num_ranks=num_ranks,
@@ -203,6 +200,24 @@ def _from_row(llm_args: Any, shape: CacheShape, config: Mapping[str, Any], num_r
             "configured; formats that pack several values into a byte are not supported"
         )
     return derived
+
+
+def _refuse_unknown_weights(model: modelfiles.ModelIdentity, settings: Settings) -> None:
+    if not model.weights_digest and not settings.weights_epoch:
+        raise UncachedError(
+            f"no weight files of model {model.model_id!r} were found, so its weights cannot be "
+            f"told from others; set {ENV_WEIGHTS_EPOCH}"
+        )
+
+
+def _draft_weights(llm_args: Any, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Draft layers with weights of their own lie in the model's pages, so these must agree too."""
+    digests = []
+    for name in draft_models(getattr(llm_args, "speculative_config", None)):
+        model = modelfiles.find_model(name, None, environ)
+        _refuse_unknown_weights(model, settings)
+        digests.append(model.weights_digest.hex())
+    return {"draft_weights": " ".join(digests)} if digests else {}
 
 
 def _overrides(llm_args: Any) -> dict[str, str]:

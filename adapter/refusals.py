@@ -110,6 +110,19 @@ def kv_quantization(llm_args: Any) -> str:
     return f"{cache_dtype}/{algorithm or ''}"
 
 
+def draft_models(speculative: Any) -> tuple[str, ...]:
+    """Models whose weights make drafts, beside the engine's own.
+
+    Args:
+        speculative: the engine's ``speculative_config``; None for none.
+
+    Returns:
+        Directories or hub ids, as the host was told.
+    """
+    named = (_field(speculative, name) for name in _DRAFT_MODEL_FIELDS)
+    return tuple(dict.fromkeys(str(model) for model in named if model))
+
+
 def _reasons(llm_args: Any, is_v2: bool) -> Iterator[str]:
     cache = getattr(llm_args, "kv_cache_config", None)
     if not getattr(cache, "enable_block_reuse", True):

@@ -235,6 +235,24 @@ def test_weights_must_be_told_apart(model: Path) -> None:
     derive(args(model), SHAPE, replace(SETTINGS, weights_epoch="1"), {})
 
 
+def test_weights_of_draft_layers_must_be_told_apart_too(model: Path, tmp_path: Path) -> None:
+    # Their KV lies in the same pages, and their weights in other files.
+    drafts = tmp_path / "drafts"
+    drafts.mkdir()
+    config = {"decoding_type": "Eagle", "speculative_model_dir": drafts}
+    engine = args(model, speculative_config=config)
+    with pytest.raises(UncachedError, match="TRTLLM_KVKEEP_WEIGHTS_EPOCH"):
+        derive(engine, SHAPE, SETTINGS, {})
+    derive(engine, SHAPE, replace(SETTINGS, weights_epoch="1"), {})
+    prints = set()
+    for weights in (b"a", b"b", b"a"):
+        (drafts / "model.safetensors").write_bytes(weights * 100)
+        prints.add(fingerprint(derive(engine, SHAPE, SETTINGS, {})[0]))
+    assert len(prints) == 2
+    plain = args(model, speculative_config=SimpleNamespace(decoding_type="MTP"))
+    assert "draft_weights" not in derive(plain, SHAPE, SETTINGS, {})[0].overrides
+
+
 def test_chunk_sizes() -> None:
     assert chunk_blocks_of(0, 32) == 1
     assert chunk_blocks_of(256, 32) == 8

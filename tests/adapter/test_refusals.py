@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from adapter.refusals import (
     UncachedError,
     attention_ranks,
+    draft_models,
     notes,
     refuse_model,
     refuse_unsupported,
@@ -101,6 +103,13 @@ def test_a_draft_model_is_refused_and_drafts_of_the_model_itself_are_not(
     with pytest.raises(UncachedError, match="draft model") as caught:
         refuse_unsupported(engine)
     assert "\n" not in str(caught.value)
+
+
+def test_models_that_drafts_come_from() -> None:
+    assert draft_models(None) == ()
+    assert draft_models(MTPDecodingConfig()) == ()
+    assert draft_models({"speculative_model_dir": Path("/m"), "speculative_model": "/m"}) == ("/m",)
+    assert draft_models(SimpleNamespace(speculative_model="a/b")) == ("a/b",)
 
 
 @pytest.mark.parametrize(
