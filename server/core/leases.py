@@ -226,6 +226,10 @@ class Leases:
             cells[arena.slots.state[cells] != HELD] = NO_NODE
             if instance.unmapped:
                 self._leave_out_unmapped(lease, first, cells)
+            # Where a reader still holds a chunk it stays as that reader was told, although a
+            # window shard of it may have been published since.
+            held = lease.held_by[:, first : first + len(nodes)].any(axis=0)
+            cells[held] = lease.slots[first : first + len(nodes)][held]
         # Not np.unique: its first call imports for 20 ms, in the loop.
         counts = Counter(arena.slots.extent[_named(cells)].tolist())
         if instance.unmapped and not instance.unmapped.keys().isdisjoint(counts):

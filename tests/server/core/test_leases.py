@@ -356,3 +356,34 @@ def test_window_shards_that_no_reader_needs_may_lie_where_one_has_not_mapped() -
     world.pump()
     slots = a.retrieve(keys, a.lookup(keys).lease, 0, 8)
     assert (slots["extent"] > 0).all()
+
+
+def test_what_one_rank_gave_back_is_retrieved_again_as_the_other_still_reads_it() -> None:
+    """A window shard that was published meanwhile is not among what the other rank has pinned."""
+    world = World(config(extents=16, slots=16))
+    groups = (
+        LayerGroup(layers=(0,), page_bytes=PAGE),
+        LayerGroup(layers=(1,), page_bytes=PAGE, window_tokens=64),
+    )
+    space = namespace(groups=groups, ranks=2)
+    ranks = [world.engine("a", rank) for rank in range(2)]
+    for engine in ranks:
+        engine.register(space)
+    keys = chain("x", 8)
+    for engine in ranks:
+        assert engine.save(keys, shard=space.shard(0, engine.rank)) == 8
+        assert engine.save(keys, 6, shard=space.shard(1, engine.rank)) == 8
+    found = ranks[0].lookup(keys)
+    assert found.ready == 8
+    first = ranks[0].retrieve(keys, found.lease, 0, 4)
+    ranks[0].release(found.lease)
+    for engine in ranks:
+        assert engine.save(keys[:4], shard=space.shard(1, engine.rank)) == 4
+    again = ranks[0].retrieve(keys, found.lease, 0, 4)
+    assert (again == first).all()
+    world.core.check_integrity()
+    for engine in ranks:
+        engine.release(found.lease)
+    ranks[0].end()
+    assert pinned(world) == 0
+    world.core.check_integrity()
