@@ -91,6 +91,19 @@ def build_metadata(
     )
 
 
+def without_saves(metadata: ConnectorMetadata, keys: Sequence[int]) -> ConnectorMetadata:
+    """The same for an engine that caches no more: the other ranks' saves end as well.
+
+    What ended it may have cost them the word that a page changed hands.
+
+    Args:
+        metadata: of the iteration.
+        keys: our numbers of all requests that live.
+    """
+    ended = np.array([*metadata.ended.tolist(), *keys], dtype=np.int64)
+    return replace(metadata, names=(), ended=ended)
+
+
 def _take_waiting(table: RequestTable, state: RequestState, iteration: int, draft: _Draft) -> None:
     """A request that has no report: not in the batch yet, or waiting for its load."""
     if not state.allocated:

@@ -24,7 +24,7 @@ from adapter.metadata import ConnectorMetadata
 from adapter.naming import last_word
 from adapter.offers import Answer, IterationBudget, OfferDesk
 from adapter.promises import load_window
-from adapter.reports import build_metadata
+from adapter.reports import build_metadata, without_saves
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.trtllm_api import KvCacheConnectorScheduler
@@ -157,6 +157,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             failure = f"the load could not be planned: {error!r}" if has_offers else ""
             metadata = ConnectorMetadata(iteration, failure=failure)
         self._send_returns()
+        if self._engine.running is None:
+            metadata = without_saves(metadata, table.live_keys())
         return metadata if card is None else replace(metadata, engine=card)
 
     def request_finished(self, request: Any, cache_block_ids: Sequence[int]) -> bool:

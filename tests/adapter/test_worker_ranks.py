@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from adapter.copy import LoadError
 from adapter.metadata import ConnectorMetadata, LoadOrder
 from protocol.layout import SLOT_DTYPE
 from tests.adapter.enginerig import Stream, launched, write_model
-from tests.adapter.hostlike import EPOCH, tokens
+from tests.adapter.hostlike import EPOCH, Output, Report, tokens
 from tests.adapter.rankrig import Follower, RankRig
 from tests.wire.process import ServerProcess
 
@@ -107,5 +108,32 @@ def test_a_chunk_without_every_ranks_part_is_a_miss(server: ServerProcess, tmp_p
         del rig.streams[1]
         assert rig.run_saved(PROMPT).offered == 0
         assert rig.run_saved(PROMPT).offered == 20  # that rank's part was saved meanwhile
+    finally:
+        rig.close()
+
+
+class HeldStream(Stream):
+    def query(self) -> bool:
+        return False
+
+
+def test_when_the_leader_ends_caching_the_other_ranks_save_no_more(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    # Reports that the leader did not understand may have handed out pages that the others save.
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    try:
+        rig.streams[1] = HeldStream()
+        request, _, pages = rig.begin(PROMPT)
+        number, other = request.request_id, rig.followers[0].worker
+        rig.iterate(Output([Report(number, PROMPT, pages, 0, 22)]))
+        rig.iterate(Output(cached_requests=[Report(number, [1], [], 22, 1)]))
+        assert other.counters()["open_saves"] == 1
+        broken: Any = object()
+        rig.iterate(broken)
+        assert rig.scheduler._engine.running is None
+        assert other.counters()["open_saves"] == 0
+        rig.iterate(Output(cached_requests=[Report(number, [2, 3, 4], [], 23, 3)]))
+        assert other.counters()["open_saves"] == 0
     finally:
         rig.close()
