@@ -33,7 +33,7 @@ def test_an_equal_host_does_not_differ() -> None:
 
 def test_what_a_host_has_more_or_otherwise_is_named() -> None:
     class Scheduler(ours.FallbackScheduler):
-        def update_state_after_alloc(self, request: Any, pages: list[int]) -> None: ...  # type: ignore[override]
+        def update_state_after_alloc(self, request: Any, pages: list[int]) -> None: ...
 
         @abstractmethod
         def teleport(self, request: Any) -> None: ...

@@ -1,0 +1,109 @@
+"""Every legal combination is an engine that the host accepts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from adapter.config import ENV_LOAD_MODE
+from adapter.conformance.coverage.combine import combinations, legal_combinations
+from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.host.engine import HostEngine
+from adapter.conformance.host.llm_args import LlmArgs
+from adapter.conformance.host.support import settle
+from adapter.conformance.host.weights import write_model_dir
+from adapter.conformance.schedules.draw import Ask
+from adapter.conformance.schedules.setups import opened, setup_of
+from adapter.conformance.schedules.subject import SoloSubject
+
+pytestmark = pytest.mark.torch
+
+PLAIN = Combination("E3", "plain", "v2_window", "sync", "1")
+LAYOUTS = [
+    one
+    for one in legal_combinations()
+    if (one.lifecycle, one.mode, one.ranks) == ("plain", "auto", "1")
+]
+
+
+def test_no_combination_is_refused_by_the_host() -> None:
+    for combination in legal_combinations():
+        setup = setup_of(combination)
+        args = LlmArgs(
+            model="unread",
+            kv_cache_config=setup.cache,
+            max_num_tokens=setup.max_num_tokens,
+            tensor_parallel_size=setup.size,
+            enable_attention_dp=setup.is_adp,
+        )
+        settled = settle(args, setup.options, setup.size)
+        assert settled.epoch == combination.epoch
+        assert setup.environ[ENV_LOAD_MODE] == combination.mode
+
+
+def test_prompts_and_answers_fit_model_and_pool() -> None:
+    for setup in map(setup_of, combinations()):
+        shape = setup.shape
+        longest = shape.max_blocks * shape.tokens_per_block + shape.max_new_tokens
+        assert longest <= setup.config.max_position_embeddings
+        assert -(-longest // shape.tokens_per_block) <= setup.num_blocks
+
+
+@pytest.mark.parametrize("combination", LAYOUTS, ids=lambda one: f"{one.epoch}-{one.layout}")
+def test_each_layout_comes_up_and_answers(combination: Combination, tmp_path: Path) -> None:
+    setup = setup_of(combination)
+    args = LlmArgs(
+        model=write_model_dir(tmp_path, setup.config),
+        kv_cache_config=setup.cache,
+        max_num_tokens=setup.max_num_tokens,
+    )
+    with HostEngine(args, setup.num_blocks, options=setup.options) as host:
+        assert host.cache.tokens_per_block == setup.shape.tokens_per_block
+        assert host.submit([1, 2, 3], 2).result(60).tokens
+
+
+def test_what_computes_otherwise_has_a_reference_of_its_own() -> None:
+    def key(layout: str, ranks: str = "1") -> object:
+        return setup_of(Combination("E3", "plain", layout, "sync", ranks)).reference_key
+
+    layouts = ("v1", "v1_mla", "v1_fp8", "v1_bs32", "v1_bs64", "v1_bs128", "v2_groups", "v2_window")
+    assert len({key(layout) for layout in layouts}) == len(layouts)
+    assert key("v1") == key("v1_private") == key("v2_one") == key("v2_regions")
+    assert len({key("v1", ranks) for ranks in ("1", "tp2", "tp4")}) == 3
+    assert key("v2_one", "adp2") == key("v2_one")
+
+
+def test_the_reference_has_no_cache(tmp_path: Path) -> None:
+    setup = replace(setup_of(PLAIN), environ={"TRTLLM_KVKEEP_LOAD_MODE": "no such mode"})
+    ask = Ask(tuple(range(1, 50)), 2)
+    with opened(setup, tmp_path, None) as subject:
+        assert isinstance(subject, SoloSubject)
+        assert subject.engine.llm_args.kv_connector_config is None
+        first = subject.submit(ask).result(60)
+        again = subject.submit(ask).result(60)
+        assert subject.engine.stats().num_computed_tokens == 2 * (49 + 1)
+    assert first.tokens == again.tokens
+
+
+def test_settings_last_as_long_as_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_LOAD_MODE, "auto")
+    monkeypatch.delenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", raising=False)
+    with opened(setup_of(PLAIN), tmp_path, None):
+        assert os.environ[ENV_LOAD_MODE] == "sync"
+        assert os.environ["TRTLLM_KVKEEP_HELD_PAGES_PERCENT"] == "50"
+    assert os.environ[ENV_LOAD_MODE] == "auto"
+    assert "TRTLLM_KVKEEP_HELD_PAGES_PERCENT" not in os.environ
+
+
+def test_models_are_written_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        with opened(setup_of(PLAIN), tmp_path, None):
+            pass
+    assert len(list(tmp_path.iterdir())) == 1
