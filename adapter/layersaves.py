@@ -18,6 +18,7 @@ from typing import Final
 
 from adapter.metadata import SaveNames
 from adapter.saveentry import Mark
+from adapter.saveflow import PROOF_S
 from adapter.saveledger import SaveLedger
 from adapter.stagedrun import StagedRun
 
@@ -153,6 +154,19 @@ class LayerSaves:
             return
         copy.wave.num_copied += 1
         self._end_if_complete(copy.wave)
+
+    def expire(self, now_s: float) -> None:
+        """Gives slots back whose chunks nobody has used in time: an idle engine has no more binds.
+
+        Args:
+            now_s: monotonic clock, seconds.
+        """
+        for run in reversed(self._runs):
+            if run.seen_s >= 0:
+                break
+            run.seen_s = now_s
+        while self._runs and now_s - self._runs[0].seen_s > PROOF_S:
+            self._forget(self._runs.popleft())
 
     def abandon(self) -> None:
         """Drops everything that is not in the ring completely."""

@@ -7,6 +7,7 @@ scheduler's process. Must not know: the host, sockets. Built and read on executo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,10 +51,13 @@ class LastWord:
     Attributes:
         valid_chunks: whole chunks of it that forwards computed which ended well.
         names: chunks that no report named before; None for none.
+        pages: for each layer group, all of its pages by block ordinal, -1 for those that left a
+            sliding window; empty where the host does not tell.
     """
 
     valid_chunks: int
     names: SaveNames | None = None
+    pages: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ class ConnectorMetadata:
         alive: int64[r], our numbers of the requests in this batch.
         valid_chunks: int32[r], whole chunks of each that were computed, or queued to be computed,
             before this iteration's forward.
+        next_tokens: int64[r], the position that the host computes next of each, or a later one;
+            empty where no layer group has a sliding window.
         names: chunks that may be saved later on.
         loads: what to load now.
         ended: int64[e], our numbers of requests whose pages are no longer theirs.
@@ -121,6 +127,7 @@ class ConnectorMetadata:
     new_pages: tuple[NDArray[np.int32], ...] = ()
     alive: NDArray[np.int64] = field(default_factory=_no_int64)
     valid_chunks: NDArray[np.int32] = field(default_factory=_no_int32)
+    next_tokens: NDArray[np.int64] = field(default_factory=_no_int64)
     names: tuple[SaveNames, ...] = ()
     loads: tuple[LoadOrder, ...] = ()
     ended: NDArray[np.int64] = field(default_factory=_no_int64)

@@ -37,11 +37,13 @@ def last_word(
     """
     state.tokens += tokens[len(state.tokens) :]
     valid = max(0, len(tokens) - 1) // geometry.chunk_tokens
+    is_sliding = any(group.window_tokens for group in geometry.groups)
+    told = pages if is_sliding else ()
     if geometry.num_ranks > 1:
-        return LastWord(min(valid, state.named_chunks))
+        return LastWord(min(valid, state.named_chunks), pages=told)
     if pages:
         state.pages = [[int(page) for page in group] for group in pages]
-    return LastWord(valid, name_chunks(state, valid, geometry))
+    return LastWord(valid, name_chunks(state, valid, geometry), told)
 
 
 def name_chunks(state: RequestState, after: int, geometry: Geometry) -> SaveNames | None:

@@ -33,6 +33,7 @@ class _Draft:
     new_pages: list[list[int]]
     alive: list[int] = field(default_factory=list)
     valid: list[int] = field(default_factory=list)
+    next_tokens: list[int] = field(default_factory=list)
     names: list[SaveNames] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -83,6 +84,7 @@ def build_metadata(
         new_pages=tuple(new_pages) if any(pages.size for pages in new_pages) else (),
         alive=np.array(draft.alive, dtype=np.int64),
         valid_chunks=np.array(draft.valid, dtype=np.int32),
+        next_tokens=np.array(draft.next_tokens, dtype=np.int64),
         names=tuple(draft.names),
         loads=tuple(draft.loads),
         ended=np.array(table.take_ended(), dtype=np.int64),
@@ -219,7 +221,8 @@ def _advance(
     draft.valid.append(min(before, known) // geometry.chunk_tokens)
     if draft.is_sliding:
         is_context = before < state.prompt_tokens - 1
-        state.leave_windows(before if is_context else before + scheduled, geometry, draft.new_pages)
+        draft.next_tokens.append(before if is_context else before + scheduled)
+        state.leave_windows(draft.next_tokens[-1], geometry, draft.new_pages)
     after = min(before + scheduled, known) // geometry.chunk_tokens
     if after > state.named_chunks:
         if table.is_drafting:

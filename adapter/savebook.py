@@ -54,10 +54,13 @@ class SaveBook:
         for names in metadata.names:
             self._name(names)
         find, bind = ledger.find, ledger.num_binds
-        for key, valid in zip(metadata.alive.tolist(), metadata.valid_chunks.tolist(), strict=True):
+        alive, valid_chunks = metadata.alive.tolist(), metadata.valid_chunks.tolist()
+        next_tokens = metadata.next_tokens.tolist() or [0] * len(alive)
+        for key, valid, position in zip(alive, valid_chunks, next_tokens, strict=True):
             entry = find(key)
             if entry is not None:
-                self._alive(entry, bind, valid, mark)
+                entry.seen_alive(bind, position, ledger.ticks)
+                self._alive(entry, valid, mark)
         if self._layers is not None:
             self._layers.begin_forward(metadata.names if metadata.may_fire else ())
 
@@ -93,7 +96,6 @@ class SaveBook:
                 if ledger.is_follower:
                     entry.last_chunks = entry.launched
                 entry.held_since_s = now_s
-                entry.valid = max(entry.valid, entry.last_chunks)
                 self._vouch(entry, entry.last_chunks)
                 entry.confirm(entry.last_chunks, mark)
                 ledger.note(entry)
@@ -124,7 +126,8 @@ class SaveBook:
         entry = self._ledger.find(key)
         if entry is None or entry.ended:
             return False
-        entry.valid = max(entry.valid, last.valid_chunks)
+        if last.pages:
+            entry.tell_pages(last.pages, self._ledger.ticks)
         is_wanted = has_peers and min(last.valid_chunks, entry.named) > entry.first_chunk
         if not (is_wanted or entry.is_outstanding(last.valid_chunks)):
             return False
@@ -153,10 +156,9 @@ class SaveBook:
         if ledger.is_follower:
             self._fresh[entry.key] = entry
 
-    def _alive(self, entry: SaveEntry, bind: int, valid: int, mark: Mark | None) -> None:
+    def _alive(self, entry: SaveEntry, valid: int, mark: Mark | None) -> None:
         if self._layers is not None:
             self._vouch(entry, valid)
-        entry.seen_alive(bind, valid)
         if valid > entry.confirmed:
             entry.confirm(valid, mark)
             self._ledger.note(entry)

@@ -6,16 +6,21 @@ Must not know: other requests, sockets, time. Belongs to the save book and its l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapter.savelane import SaveLane, Stage
+from adapter.ticks import PageTicks
 from protocol.ids import ID_BYTES
 
 _MAX_GATES: Final = 8
+
+SLACK_TOKENS: Final = 4
+"""A finished request may be this much further than its reports say: overlap, and a forward that was
+queued when it finished. Only where its page tables are not shown at the end."""
 
 T = TypeVar("T", bound=np.generic)
 
@@ -55,7 +60,9 @@ class SaveEntry:
         launched: chunks up to here were named when a forward was launched well.
         confirmed: chunks up to here are computed once the gates are passed.
         passed: chunks up to here are computed.
-        valid: chunks that the last word about the request counted as computed.
+        next_tokens: the position that the last report of the request says is computed next, or a
+            later one.
+        is_told: the host showed the page tables of its end: what is gone is known exactly.
         alive_bind: number of the last bind that named the request alive.
         last_chunks: chunks that were computed when the request finished.
         held_since_s: when the host announced that it holds the pages, else None.
@@ -88,7 +95,8 @@ class SaveEntry:
         self.launched = first_chunk
         self.confirmed = first_chunk
         self.passed = first_chunk
-        self.valid = 0
+        self.next_tokens = 0
+        self.is_told = False
         self.alive_bind = 0
         self.last_chunks = 0
         self.held_since_s: float | None = None
@@ -112,6 +120,11 @@ class SaveEntry:
     def is_idle(self) -> bool:
         """Whether no STORE of it is unsettled."""
         return all(lane.stage is Stage.IDLE for lane in self.lanes)
+
+    @property
+    def num_named(self) -> int:
+        """Chunks that were named."""
+        return self.named - self.first_chunk
 
     @property
     def has_ahead(self) -> bool:
@@ -147,13 +160,25 @@ class SaveEntry:
 
     def _stop(self, lane: SaveLane, upto: int) -> int:
         """Where sending must end; moves the lane past chunks that it cannot save."""
-        if lane.is_window:
-            upto = min([upto, *(full.next_chunk for full in self._full)])
-        if lane.is_window and lane.stage is Stage.IDLE:
-            lane.next_chunk = max(lane.next_chunk, lane.oldest_chunk(self.valid))
+        if not lane.is_window:
+            return upto
+        if lane.stage is Stage.IDLE:
+            lane.next_chunk = max(lane.next_chunk, self.oldest_chunk(lane))
             while lane.next_chunk < upto and not self.has_pages(lane, lane.next_chunk):
                 lane.next_chunk += 1
+        for full in self._full:
+            # The server must know the first one's parent; time is short, so that is all that is
+            # waited for. Where full attention is given up nothing behind it can be found.
+            if full.known_chunk < lane.next_chunk or full.retry_at > self.confirmed:
+                upto = min(upto, full.known_chunk)
         return upto
+
+    def oldest_chunk(self, lane: SaveLane) -> int:
+        """The first chunk of a lane that certainly still has its pages."""
+        if self.is_told:
+            return 0  # those that are gone were taken out
+        slack = SLACK_TOKENS if self.held_since_s is not None else 0
+        return lane.oldest_chunk(self.next_tokens + slack)
 
     def has_pages(self, lane: SaveLane, chunk: int) -> bool:
         """Whether a named chunk was named with pages in a layer group."""
@@ -192,17 +217,51 @@ class SaveEntry:
         self._keys += keys
         self.named += len(keys) // ID_BYTES
 
-    def seen_alive(self, bind: int, valid: int) -> None:
+    def seen_alive(self, bind: int, next_tokens: int, ticks: Sequence[PageTicks]) -> None:
         """A report names the request: its pages are still its own.
 
         Args:
             bind: number of this bind.
-            valid: chunks that were computed before this iteration.
+            next_tokens: the position that is computed next, or a later one.
+            ticks: of each layer group's pages, this bind's taken in.
         """
-        self.alive_bind, self.valid = bind, valid
+        self.alive_bind, self.next_tokens = bind, next_tokens
         for lane in self._windows:
-            if lane.stage is Stage.COPIED and lane.proof_valid < 0:
-                lane.proof_valid = valid
+            if lane.stage is Stage.COPIED and lane.proven < 0:
+                lane.proven = self.num_owned(lane, ticks)
+
+    def num_owned(self, lane: SaveLane, ticks: Sequence[PageTicks]) -> int:
+        """Leading chunks of a lane's copy whose pages did not change hands since they were named.
+
+        Args:
+            lane: of this entry; notes when a window has left some of the copy behind.
+            ticks: of each layer group's pages.
+        """
+        first = lane.next_chunk
+        has_left = first < self.oldest_chunk(lane) or not self.has_pages(lane, first)
+        if lane.is_window and has_left:
+            lane.has_lapsed = True
+            return 0
+        pages, seen = self.pages_and_ticks(lane.group, lane.next_chunk, lane.copied)
+        return ticks[lane.group].num_unchanged(pages, seen) // self._chunk_blocks
+
+    def tell_pages(self, tables: Sequence[Sequence[int]], ticks: Sequence[PageTicks]) -> None:
+        """The host shows all pages at a request's end: what is there was there all the time.
+
+        Args:
+            tables: for each layer group, by block ordinal; -1 for what left a window.
+            ticks: of each layer group's pages, now.
+        """
+        self.is_told = True
+        first, count = self.first_chunk * self._chunk_blocks, self.num_named * self._chunk_blocks
+        for lane in self._windows:
+            now = np.full(count, -1, dtype=np.int32)
+            part = tables[lane.group][first : first + count]
+            now[: len(part)] = part
+            named = self._pages[lane.group, :count]
+            now[now != named] = -1  # a copy, if there is one, is of the page that was named
+            named[:] = now
+            self._ticks[lane.group, :count] = ticks[lane.group].of(now)
 
     def confirm(self, upto: int, mark: Mark | None) -> None:
         """Chunks before ``upto`` are computed once the stream has passed ``mark``.

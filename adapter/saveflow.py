@@ -195,17 +195,13 @@ class SaveFlow:
 
     def _settle(self, entry: SaveEntry, lane: SaveLane, now_s: float) -> Settlement | None:
         ledger, group = self._ledger, lane.group
-        pages, seen = entry.pages_and_ticks(group, lane.next_chunk, lane.copied)
-        unchanged = ledger.ticks[group].num_unchanged(pages, seen) // ledger.chunk_blocks
+        unchanged = lane.proven if lane.proven >= 0 else entry.num_owned(lane, ledger.ticks)
         is_held = entry.held_since_s is not None
         owns_pages = not entry.ended and (is_held or entry.alive_bind > lane.copied_bind)
-        if owns_pages and unchanged and lane.is_window:
-            valid = lane.proof_valid if lane.proof_valid >= 0 else entry.valid
-            lane.has_lapsed = lane.next_chunk < lane.oldest_chunk(valid)
-        if unchanged and owns_pages and not lane.has_lapsed:
+        if unchanged and owns_pages:
             return Settlement(entry.key, group, lane.store, unchanged)
         is_late = now_s - lane.copied_s > PROOF_S or ledger.is_overdue(entry, now_s)
-        if entry.ended or unchanged == 0 or is_late or lane.has_lapsed:
+        if entry.ended or unchanged == 0 or is_late:
             ledger.count("saves_withdrawn")
             return Settlement(entry.key, group, lane.store, 0)
         return None
@@ -237,7 +233,7 @@ class SaveFlow:
         self._ledger.drop_staged(lane, before_chunk=lane.next_chunk)
         lane.stage = Stage.COPIED if lane.copied else Stage.IDLE
         lane.copied_bind, lane.copied_s = self._ledger.num_binds, now_s
-        lane.proof_valid, lane.has_lapsed = -1, False
+        lane.proven, lane.has_lapsed = -1, False
         self._ledger.tidy(entry, now_s)
 
     def settled(self, key: int, group: int, published: int, stop: StopReason, now_s: float) -> None:

@@ -5,10 +5,12 @@ Must not know: other requests, sockets, what is confirmed. Belongs to the save b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from adapter.stagedrun import StagedRun
+from adapter.windows import num_left
 
 MAX_STALLS: Final = 3
 """Saves of a request that the server stopped this often are given up."""
@@ -18,9 +20,31 @@ MAX_DEFERRALS: Final = 6
 """Waits for another STORE double from the first on: 1.3 s in all."""
 
 _NEVER: Final = 1 << 62
-_SLACK_TOKENS: Final = 4
-"""A request may be this much further than its reports say: overlap, and a forward that was queued
-when it finished."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which chunks of a sliding window's group still have all their pages.
+
+    Attributes:
+        window_tokens: attention window.
+        tokens_per_block: tokens of one page.
+        chunk_blocks: pages of one chunk.
+    """
+
+    window_tokens: int
+    tokens_per_block: int
+    chunk_blocks: int
+
+    def oldest_chunk(self, next_tokens: int) -> int:
+        """The first chunk none of whose pages may have gone.
+
+        Args:
+            next_tokens: the position that is computed next, or a later one.
+        """
+        return -(
+            -num_left(next_tokens, self.window_tokens, self.tokens_per_block) // self.chunk_blocks
+        )
 
 
 class Stage(Enum):
@@ -37,8 +61,7 @@ class SaveLane:
 
     Attributes:
         group: layer group.
-        reach_chunks: chunks of a sliding window's group that certainly still have their pages,
-            counted back from the first chunk not known to be computed; 0 for full attention.
+        reach: of its sliding window; None for full attention.
         next_chunk: the first chunk the server does not hold by us.
         retry_at: nothing is sent before this many chunks are confirmed.
         not_before_s: nothing is sent before, on the monotonic clock.
@@ -48,22 +71,23 @@ class SaveLane:
         copied: chunks of it that await COMMIT, from ``next_chunk`` on.
         copied_bind: number of the last bind before its copy was seen complete.
         copied_s: when that was.
-        proof_valid: chunks that were computed when a report first proved the request alive after
-            the copy; -1 before.
+        proven: for a window, leading chunks of the copy whose pages were the request's until it
+            was complete, as the first report after it says; -1 before. What leaves later was
+            copied in time.
         has_lapsed: its chunks left the window while they were copied.
         staged: chunks that were copied into the ring ahead of their STORE.
     """
 
-    def __init__(self, group: int, first_chunk: int, reach_chunks: int = 0) -> None:
+    def __init__(self, group: int, first_chunk: int, reach: Reach | None = None) -> None:
         """Starts with nothing sent.
 
         Args:
             group: layer group.
             first_chunk: ordinal from which chunks will be named.
-            reach_chunks: see the class.
+            reach: see the class.
         """
         self.group = group
-        self.reach_chunks = reach_chunks
+        self.reach = reach
         self.next_chunk = first_chunk
         self.retry_at = 0
         self.not_before_s = 0.0
@@ -73,7 +97,7 @@ class SaveLane:
         self.copied = 0
         self.copied_bind = 0
         self.copied_s = 0.0
-        self.proof_valid = -1
+        self.proven = -1
         self.has_lapsed = False
         self.staged: list[StagedRun] = []
         self._num_stalls = 0
@@ -82,15 +106,21 @@ class SaveLane:
     @property
     def is_window(self) -> bool:
         """Whether old pages of it go while the request lives."""
-        return self.reach_chunks > 0
+        return self.reach is not None
 
-    def oldest_chunk(self, valid_chunks: int) -> int:
+    @property
+    def known_chunk(self) -> int:
+        """Chunks before this one are in the server's index, held or copied."""
+        is_copied = self.stage in (Stage.COPIED, Stage.SETTLING)
+        return self.next_chunk + (self.copied if is_copied else 0)
+
+    def oldest_chunk(self, next_tokens: int) -> int:
         """The first chunk whose pages the request certainly still has.
 
         Args:
-            valid_chunks: chunks known to be computed.
+            next_tokens: the position that is computed next, or a later one.
         """
-        return valid_chunks + 1 - self.reach_chunks if self.reach_chunks else 0
+        return 0 if self.reach is None else self.reach.oldest_chunk(next_tokens)
 
     def stall(self, confirmed: int) -> None:
         """The server stopped short: wait for more chunks before trying from there again.
@@ -132,23 +162,3 @@ class SaveLane:
         self.has_lapsed = False
         if was_in_flight:
             self.stall(confirmed)
-
-
-def reach_chunks(window_tokens: int, tokens_per_block: int, chunk_tokens: int) -> int:
-    """How many chunks back from the first uncomputed one a window keeps all pages.
-
-    The token at position q needs keys from ``q - window + 1`` on; a page may go once it ends
-    before. Chunks are known only as whole ones, so nearly one more than counted is assumed.
-
-    Args:
-        window_tokens: attention window, or 0 for full attention.
-        tokens_per_block: tokens of one page.
-        chunk_tokens: tokens of one chunk.
-
-    Returns:
-        0 for full attention, else at least 1 (in which case nothing is saved while a request
-        lives, for its newest whole chunk may be beyond the window already).
-    """
-    if window_tokens == 0:
-        return 0
-    return max(1, (window_tokens + tokens_per_block - _SLACK_TOKENS) // chunk_tokens)

@@ -13,7 +13,7 @@ from typing import Final
 from adapter.geometry import Geometry
 from adapter.ring import StagingRing
 from adapter.saveentry import SaveEntry
-from adapter.savelane import SaveLane, reach_chunks
+from adapter.savelane import Reach, SaveLane
 from adapter.stagedrun import StagedRun
 from adapter.ticks import PageTicks
 from protocol import limits
@@ -59,7 +59,9 @@ class SaveLedger:
         self.num_binds = 0
         self.counts: dict[str, int] = {}
         self._reach = [
-            reach_chunks(group.window_tokens, geometry.tokens_per_block, geometry.chunk_tokens)
+            Reach(group.window_tokens, geometry.tokens_per_block, geometry.chunk_blocks)
+            if group.window_tokens
+            else None
             for group in geometry.groups
         ]
         self._entries: dict[int, SaveEntry] = {}

@@ -24,6 +24,7 @@ class StagedRun:
         pages: int32[num_chunks * chunk_blocks], their pages in the pool.
         lot: ring slots, one per page.
         bind: number of the bind that named them.
+        seen_s: when the saver's thread first saw it, on the monotonic clock; below 0 before.
         is_vouched: whether a later report, or the request's end, counts them as computed.
         is_complete: whether every layer of them is in the ring.
         is_dropped: nobody will use it; its slots go once nothing is copied into them.
@@ -36,6 +37,7 @@ class StagedRun:
     pages: NDArray[np.int32]
     lot: Lot
     bind: int
+    seen_s: float = -1.0
     is_vouched: bool = False
     is_complete: bool = False
     is_dropped: bool = False

@@ -86,6 +86,8 @@ class SaveServer:
             self._work(copy)
 
     def _copy_layers(self) -> None:
+        if self.layers is not None:
+            self.layers.expire(self.now_s)
         while self.layers is not None:
             copy = self.layers.next_copy()
             if copy is None:
@@ -141,7 +143,9 @@ class SaveServer:
         entry = self.ledger.find(order.key)
         lane = None if entry is None else entry.lane(order.group)
         if lane is not None and lane.is_window:  # any group's chunk makes the parent known
-            return any(key == order.parent for _, key in self.published)
+            begun = [keys_of(copy.order) for copy in (*self.copies, *self.copied.values())]
+            known = {key for keys in begun for key in keys} | {key for _, key in self.published}
+            return order.parent in known
         return (order.group, order.parent) in self.published
 
     def _work(self, copy: Copy) -> None:

@@ -9,7 +9,7 @@ from adapter.layersaves import MAX_AGE_BINDS, MAX_WAVES, LayerSaves
 from adapter.metadata import ConnectorMetadata, SaveNames
 from adapter.ring import StagingRing
 from adapter.savebook import SaveBook
-from adapter.saveflow import SaveFlow
+from adapter.saveflow import PROOF_S, SaveFlow
 from adapter.saveledger import SaveLedger
 from protocol.messages import StopReason
 from tests.adapter.hostlike import FakeMark, geometry
@@ -79,6 +79,35 @@ def test_a_staged_chunk_is_sent_without_being_copied_again(rig: Rig) -> None:
     assert order.lot is not None
     assert order.pages == order.lot.slots.tobytes()
     assert rig.ledger.counts["chunks_staged_by_layer"] == 2
+
+
+def test_an_idle_engine_gets_the_slots_back_of_what_nobody_used_in_time(rig: Rig) -> None:
+    rig.bind(pages=(11, 12), alive={7: 0})
+    rig.fire()
+    rig.copy()
+    rig.layers.expire(100.0)
+    rig.bind(8, pages=(21,), alive={8: 0})  # the forward of it never comes: nobody closes its wave
+    rig.layers.expire(100.0 + PROOF_S)
+    assert rig.ring.num_lent == 2
+    rig.layers.expire(100.1 + PROOF_S)
+    assert rig.ring.num_lent == 1
+    rig.layers.expire(100.1 + 2 * PROOF_S)
+    assert rig.ring.num_lent == 0
+    rig.bind(alive={7: 2})
+    (order,) = rig.flow.next_stores(9)
+    assert order.sources is not None  # copied whole, though late
+
+
+def test_what_was_used_in_time_does_not_expire(rig: Rig) -> None:
+    rig.bind(pages=(11,), alive={7: 0})
+    rig.fire()
+    rig.copy()
+    rig.layers.expire(100.0)
+    rig.bind(alive={7: 1})
+    (order,) = rig.flow.next_stores(9)
+    rig.layers.expire(101.0 + PROOF_S)
+    assert order.sources is None
+    assert rig.ring.num_lent == 1
 
 
 def test_layers_wait_for_their_marks_in_order(rig: Rig) -> None:

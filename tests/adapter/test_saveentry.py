@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from adapter.saveentry import LostMark, SaveEntry
-from adapter.savelane import SaveLane, Stage
+from adapter.savelane import Reach, SaveLane, Stage
+from adapter.ticks import PageTicks
 from tests.adapter.hostlike import FakeMark
 
 
 def entry(named: int = 4, first: int = 0, windows: tuple[int, ...] = (0,)) -> SaveEntry:
-    """Chunk n has page 10 + n in each group."""
-    lanes = [SaveLane(group, first, reach) for group, reach in enumerate(windows)]
+    """Chunk n is one block of 4 tokens and has page 10 + n in each group."""
+    reaches = [Reach(window, 4, 1) if window else None for window in windows]
+    lanes = [SaveLane(group, first, reach) for group, reach in enumerate(reaches)]
     made = SaveEntry(1, 2, first, b"p" * 16 if first else b"", lanes, 1)
     add(made, [list(range(10, 10 + named))] * len(windows))
     return made
@@ -111,39 +113,73 @@ def test_a_lost_mark_confirms_nothing() -> None:
 
 
 def test_a_windows_chunks_follow_those_of_full_attention() -> None:
-    one = entry(4, windows=(9, 0))
+    one = entry(4, windows=(40, 0))
     full, window = one.lanes
     assert (full.group, window.group) == (1, 0)
     one.confirm(4, None)
+    assert one.num_ahead(window, 4) == 4  # the first chunk has no parent
+    window.next_chunk = 2
     assert one.num_ahead(window, 4) == 0
-    full.next_chunk = 3
-    assert one.num_ahead(window, 4) == 3
+    full.stage, full.copied = Stage.COPIED, 2  # so the server knows the parent
+    assert one.num_ahead(window, 4) == 2
+    full.next_chunk, full.stage, full.copied = 3, Stage.IDLE, 0
+    assert one.num_ahead(window, 4) == 2
+    full.stall(one.confirmed)
+    assert one.num_ahead(window, 4) == 1  # nothing can be found behind what is given up
     assert one.lane(0) is window
     assert one.lane(7) is None
 
 
 def test_what_a_window_has_left_or_never_had_is_skipped() -> None:
-    one = entry(0, windows=(3,))
+    one, ticks = entry(0, windows=(12,)), [PageTicks(64)]
     add(one, [[-1, 1, 2, -1, 4, 5]])
     one.confirm(6, None)
     lane = one.lanes[0]
     assert one.num_ahead(lane, 6) == 5
     assert (lane.next_chunk, one.num_present(lane, 5)) == (1, 2)
-    one.seen_alive(1, 5)  # of five computed chunks the last two are still in the window
+    one.seen_alive(1, 19, ticks)  # the token at 19 sees from 8 on
+    assert one.num_ahead(lane, 6) == 4
+    one.seen_alive(1, 27, ticks)
     assert one.num_ahead(lane, 6) == 2
     assert lane.next_chunk == 4
     lane.stage = Stage.COPYING
-    one.seen_alive(2, 6)
+    one.seen_alive(2, 31, ticks)
     assert one.num_ahead(lane, 6) == 2
     assert lane.next_chunk == 4  # what is being copied stays what it is
 
 
 def test_the_first_report_after_a_copy_says_what_was_still_in_the_window() -> None:
-    one = entry(4, windows=(3,))
-    one.seen_alive(1, 2)
+    one, ticks = entry(4, windows=(12,)), [PageTicks(64)]
+    one.add(b"k" * 16, np.array([[20]], dtype=np.int32), np.array([[0]]))
+    for lane in one.lanes:
+        lane.next_chunk = 4
+    one.seen_alive(1, 19, ticks)
     lane = one.lanes[0]
-    assert lane.proof_valid == -1
-    lane.stage = Stage.COPIED
-    one.seen_alive(2, 3)
-    one.seen_alive(3, 4)
-    assert lane.proof_valid == 3
+    assert lane.proven == -1
+    lane.stage, lane.copied = Stage.COPIED, 1
+    one.seen_alive(2, 30, ticks)
+    ticks[0].raise_for(np.array([20], dtype=np.int32))
+    one.seen_alive(3, 31, ticks)
+    assert (lane.proven, lane.has_lapsed) == (1, False)
+    lane.proven = -1
+    one.seen_alive(4, 30, ticks)
+    assert (lane.proven, lane.has_lapsed) == (0, False)  # it changed hands, not by the window
+    lane.proven = -1
+    one.seen_alive(5, 31, ticks)
+    assert (lane.proven, lane.has_lapsed) == (0, True)
+
+
+def test_a_request_that_is_held_may_be_further_than_its_reports() -> None:
+    one, ticks = entry(4, windows=(12,)), [PageTicks(64)]
+    one.seen_alive(1, 14, ticks)
+    lane = one.lanes[0]
+    assert one.oldest_chunk(lane) == 0
+    one.held_since_s = 0.0
+    assert one.oldest_chunk(lane) == 1
+    one.tell_pages([[10, -1, 12, 99]], ticks)
+    assert one.oldest_chunk(lane) == 0
+    # The second has left, and the fourth is not the one that was named.
+    assert [one.has_pages(lane, chunk) for chunk in range(4)] == [True, False, True, False]
+    pages, seen = one.pages_and_ticks(0, 0, 4)
+    assert pages.tolist() == [10, -1, 12, -1]
+    assert ticks[0].num_unchanged(pages, seen) == 1

@@ -42,13 +42,16 @@ class Rig:
         new: tuple[int, ...] = (),
         ended: tuple[int, ...] = (),
         mark: FakeMark | None = None,
+        at: int = 0,
     ) -> None:
+        """Reports; ``at`` is the position that every request named alive computes next."""
         alive = alive or {}
         metadata = ConnectorMetadata(
             1,
             new_pages=(np.array(new, dtype=np.int32),) if new else (),
             alive=np.array(list(alive), dtype=np.int64),
             valid_chunks=np.array(list(alive.values()), dtype=np.int32),
+            next_tokens=np.full(len(alive), at, dtype=np.int64),
             names=names,
             ended=np.array(ended, dtype=np.int64),
         )
@@ -318,43 +321,85 @@ def test_a_long_save_goes_in_parts(rig: Rig) -> None:
     assert rig.flow.next_stores(2) == []  # one at a time: its parent must be held first
 
 
-def window_rig() -> Rig:
+def window_rig(at: int = 24) -> Rig:
     """A window of three blocks, one block a chunk; six chunks named, the last three have pages."""
     rig = Rig(geometry(num_pages=64, windows=(12,)))
-    rig.bind(rig.name(7, 0, [-1, -1, -1, 3, 4, 5]), alive={7: 5})
-    rig.bind(alive={7: 6})
+    rig.bind(rig.name(7, 0, [-1, -1, -1, 3, 4, 5]), alive={7: 5}, at=20)
+    rig.bind(alive={7: 6}, at=at)
     return rig
 
 
-def test_chunks_without_pages_are_left_out() -> None:
-    rig = window_rig()
-    (order,) = rig.flow.next_stores(9)
-    assert (order.first_chunk, order.num_chunks) == (4, 2)  # 3 may have left the window
-    assert order.parent == bytes([7, 3]) * 8
-    assert np.frombuffer(order.pages, dtype="<i4").tolist() == [4, 5]
+@pytest.mark.parametrize(("at", "first"), [(24, 3), (26, 3), (27, 4), (31, 5), (35, 6)])
+def test_chunks_without_pages_are_left_out(at: int, first: int) -> None:
+    rig = window_rig(at)
+    orders = rig.flow.next_stores(9)
+    assert [(order.first_chunk, order.num_chunks) for order in orders] == (
+        [(first, 6 - first)] if first < 6 else []
+    )
+    if orders:
+        assert orders[0].parent == bytes([7, first - 1]) * 8
+        assert np.frombuffer(orders[0].pages, dtype="<i4").tolist() == [3, 4, 5][first - 3 :]
 
 
 def test_what_left_the_window_while_it_was_copied_is_withdrawn_and_the_rest_goes_on() -> None:
     rig = window_rig()
     rig.flow.next_stores(9)
     rig.flow.sent(7, 0, 70)
-    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
-    rig.bind(rig.name(7, 6, [6]), alive={7: 7})
+    rig.flow.copied(7, 0, 0, 3, OK, 0.0)
+    rig.bind(rig.name(7, 6, [6]), new=(3,), alive={7: 6}, at=27)
     (cancel,) = rig.flow.next_settlements(0.0)
     assert (cancel.store, cancel.count) == (70, 0)
     rig.flow.settled(7, 0, 0, OK, 0.0)
     (order,) = rig.flow.next_stores(9)
-    assert (order.first_chunk, order.num_chunks) == (5, 2)
+    assert (order.first_chunk, order.num_chunks) == (4, 2)
 
 
 def test_the_first_report_after_the_copy_is_the_proof() -> None:
     rig = window_rig()
     rig.flow.next_stores(9)
-    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
-    rig.bind(alive={7: 6})
-    rig.bind(alive={7: 60})  # long out of the window by now, but copied while it was not
+    rig.flow.copied(7, 0, 0, 3, OK, 0.0)
+    rig.bind(alive={7: 6}, at=25)
+    # Long out of the window by now and handed out, but copied while it was not.
+    rig.bind(new=(3, 4, 5), alive={7: 60}, at=240)
     (commit,) = rig.flow.next_settlements(0.0)
-    assert commit.count == 2
+    assert commit.count == 3
+
+
+def test_a_page_handed_out_before_the_proof_is_no_windows_doing() -> None:
+    rig = window_rig()
+    rig.flow.next_stores(9)
+    rig.flow.copied(7, 0, 0, 3, OK, 0.0)
+    rig.bind(new=(4,), alive={7: 6}, at=25)
+    (commit,) = rig.flow.next_settlements(0.0)
+    assert commit.count == 1
+    rig.flow.settled(7, 0, 1, OK, 0.0)
+    assert rig.flow.next_stores(9) == []  # it stalls, and does not try for ever
+
+
+@pytest.mark.parametrize(("told", "count"), [(True, 3), (False, 0)])
+def test_the_pages_of_a_requests_end_say_what_is_there(told: bool, count: int) -> None:
+    rig = window_rig(at=24)
+    rig.flow.next_stores(9)
+    rig.flow.sent(7, 0, 70)
+    pages = ([-1, -1, -1, 3, 4, 5, 6],) if told else ()
+    assert rig.book.hold(7, 107, 4, LastWord(6, pages=pages))
+    rig.book.finished([107], None, 0.0)
+    rig.flow.copied(7, 0, 0, 3, OK, 0.0)
+    (settlement,) = rig.flow.next_settlements(0.0)
+    assert settlement.count == count  # else the request may be some tokens further than reported
+
+
+def test_what_is_gone_at_a_requests_end_is_withdrawn() -> None:
+    rig = window_rig(at=24)
+    rig.flow.next_stores(9)
+    rig.flow.copied(7, 0, 0, 3, OK, 0.0)
+    assert rig.book.hold(7, 107, 2, LastWord(6, pages=([-1, -1, -1, -1, 4, 5],)))
+    rig.book.finished([107], None, 0.0)
+    (cancel,) = rig.flow.next_settlements(0.0)
+    assert cancel.count == 0
+    rig.flow.settled(7, 0, 0, OK, 0.0)
+    (order,) = rig.flow.next_stores(9)
+    assert (order.first_chunk, order.num_chunks) == (4, 2)
 
 
 def test_a_full_ring_makes_saves_wait() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.savelane import MAX_DEFERRALS, MAX_STALLS, SaveLane, Stage, reach_chunks
+from adapter.savelane import MAX_DEFERRALS, MAX_STALLS, Reach, SaveLane, Stage
 
 
 def test_stalls_are_limited() -> None:
@@ -47,17 +47,25 @@ def test_start_over(stage: Stage) -> None:
 def test_what_counts_as_kept_is_in_the_window(
     window: int, size: int, chunk: int, next_token: int
 ) -> None:
-    reach = reach_chunks(window, size, size * chunk)
-    lane = SaveLane(0, 0, reach)
+    lane = SaveLane(0, 0, Reach(window, size, chunk))
     assert lane.is_window
-    valid = next_token // (size * chunk)  # all that a report says of the position
-    for oldest in range(max(0, lane.oldest_chunk(valid)), valid):
-        first_page_end = oldest * size * chunk + size
-        assert first_page_end > next_token - window + 1
+    oldest = lane.oldest_chunk(next_token)
+    assert oldest * size * chunk + size > next_token - window + 1  # its first page is there
+    if oldest:
+        assert (oldest - 1) * size * chunk + size <= next_token - window + 1
 
 
 def test_full_attention_keeps_all() -> None:
-    assert reach_chunks(0, 32, 64) == 0
     lane = SaveLane(0, 0)
     assert not lane.is_window
     assert lane.oldest_chunk(1000) == 0
+
+
+def test_what_was_copied_is_known_to_the_server_before_it_is_held() -> None:
+    lane = SaveLane(0, 0)
+    lane.next_chunk, lane.copied = 2, 3
+    known = dict.fromkeys(Stage, 0)
+    for stage in Stage:
+        lane.stage = stage
+        known[stage] = lane.known_chunk
+    assert known == {Stage.IDLE: 2, Stage.COPYING: 2, Stage.COPIED: 5, Stage.SETTLING: 5}
