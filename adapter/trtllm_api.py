@@ -35,10 +35,14 @@ CONNECTOR_MODULES: Final = (
 """Import paths of the interface, newest first. Source: host contract §1."""
 
 CONFORMANCE_RANK: Final = "TRTLLM_CONFORMANCE_RANK"
-"""Environment variable: this process's rank where no host is installed."""
+"""Environment variable: this process's rank where no host is installed or one is played."""
 
 CONFORMANCE_EPOCH: Final = "TRTLLM_CONFORMANCE_EPOCH"
-"""Environment variable: the epoch whose interface the conformance host plays, ``E1`` to ``E4``."""
+"""Environment variable: the epoch whose interface the conformance host plays, ``E1`` to ``E4``.
+
+The host sets it in its own process while it brings a connector up. It counts where a real host is
+installed as well: what that one can do is not what the played one does.
+"""
 
 MULTIMODAL_HASH_INTS: Final = 8
 """int32 values in one media item's digest. Source: host contract §8."""
@@ -111,14 +115,14 @@ def epoch_features(
     Args:
         scheduler_base: Class whose methods are looked up; by default the interface in
             use. The conformance host, which plays every epoch on one set of base
-            classes, says by ``CONFORMANCE_EPOCH`` which one it plays.
+            classes, installed or not, says by ``CONFORMANCE_EPOCH`` which one it plays.
         request_data: Dataclass whose fields are looked up.
 
     Returns:
         One flag per optional feature.
     """
     played = os.environ.get(CONFORMANCE_EPOCH, "")
-    if scheduler_base is None and _HOST is None and played in CONFORMANCE_FEATURES:
+    if scheduler_base is None and played in CONFORMANCE_FEATURES:
         return CONFORMANCE_FEATURES[played]
     base = scheduler_base or KvCacheConnectorScheduler
     fields = getattr(request_data, "__dataclass_fields__", {})
@@ -161,9 +165,9 @@ def host_version() -> str:
 def mpi_rank() -> int:
     """This process's rank among the engine's (host contract §1).
 
-    Without a host: what ``CONFORMANCE_RANK`` says, 0 if it says nothing.
+    Without a host, or while one is played: what ``CONFORMANCE_RANK`` says, 0 if it says nothing.
     """
-    if _HOST is None:
+    if _HOST is None or os.environ.get(CONFORMANCE_EPOCH):
         return int(os.environ.get(CONFORMANCE_RANK, "0"))
     return int(importlib.import_module("tensorrt_llm").mpi_rank())
 

@@ -184,6 +184,32 @@ def test_without_a_host_the_conformance_host_says_which_epoch_it_plays(
     assert not api.epoch_features().cancel_load
 
 
+PLAYED = """
+from adapter import trtllm_api as api
+from adapter.conformance.host.construction import playing
+from adapter.conformance.host.reports import Batch, DeltaReporter, Scheduled
+from adapter.conformance.host.requests import HostRequest, RequestHandle, RequestParams
+
+request = HostRequest(1, RequestParams((1, 2), 1), RequestHandle(1), None, tokens=[1, 2])
+request.tables = [[0], [0]]
+entry = Scheduled(request, 0, 2, 2, 0, True, True)
+with playing("E4"):
+    print(api.host_is_installed(), api.epoch_features().cancel_load, api.mpi_rank())
+print(api.epoch_features().cancel_load, api.mpi_rank())
+(data,) = DeltaReporter("E4", is_v2=True).report(Batch(contexts=[entry])).new_requests
+print(data.new_block_ids_by_layer_group)
+"""
+
+
+def test_the_conformance_host_plays_its_epoch_where_another_is_installed(
+    tmp_path: Path, root: Path
+) -> None:
+    plant_host(tmp_path, OLD_PATH)  # its reports have one field, its classes nothing
+    code = f"import sys; sys.path[:0] = [{str(root)!r}, {str(tmp_path)!r}]\n{PLAYED}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["True True 0", "False 3", "[[0], [0]]"]
+
+
 def test_without_a_host_the_rank_is_told_by_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

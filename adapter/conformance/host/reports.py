@@ -2,7 +2,8 @@
 
 A request is reported once in ``new_requests`` with its whole prompt and all its
 pages, later in ``cached_requests`` with what was added since (host contract §3).
-Each epoch has its own fields: E1 five, E2 no layer groups and, early, an integer salt.
+Each epoch has its own fields: E1 five, E2 no layer groups and, early, an integer salt. They
+are the stand-ins' even where a host is installed, whose own reports are those of one epoch.
 
 Must not know: the allocator, streams, the connector. Executor thread only.
 """
@@ -17,7 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from adapter.conformance.host.requests import HostRequest, salt_id
-from adapter.trtllm_api import RequestData, RequestDataE1, SchedulerOutput
+from adapter.trtllm_fallback import (
+    FallbackRequestData,
+    FallbackSchedulerOutput,
+    RequestDataE1,
+)
 
 Epoch = Literal["E1", "E2", "E3", "E4"]
 
@@ -169,7 +174,7 @@ class DeltaReporter:
         for scheduled in batch.entries:
             first = scheduled.request.request_id not in self._reported
             (new if first else cached).append(self._delta(scheduled))
-        output = SchedulerOutput(new_requests=new, cached_requests=cached)
+        output = FallbackSchedulerOutput(new_requests=new, cached_requests=cached)
         if self._epoch in ("E3", "E4"):
             output.attention_dp_rank = self._adp_rank
         return output
@@ -204,7 +209,7 @@ class DeltaReporter:
             return RequestDataE2(**fields, cache_salt=salt)
         if self._is_v2:
             fields["new_block_ids_by_layer_group"] = tables
-        return RequestData(**fields, cache_salt=salt)
+        return FallbackRequestData(**fields, cache_salt=salt)
 
     def _hashes(self, request: HostRequest, told: _Reported) -> list[int]:
         # Of the blocks that filled up since the last report, each over all before it.
