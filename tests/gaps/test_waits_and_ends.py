@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_row_06_a_late_answer_is_used_and_locks_do_not_linger(
         threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
         result = seen.store(prompt, 2)  # the budget of these tests is 500 ms
         assert result.num_loaded_tokens == 3 * BLOCK
-        check_nothing_left(0, SoloSubject(seen.host))
+        with closing(SoloSubject(seen.host)) as subject:
+            check_nothing_left(0, subject)
 
 
 def test_row_09_no_hook_waits_for_a_server_or_a_forward(
@@ -83,4 +85,5 @@ def test_row_12_cancelled_requests_leave_no_lock_behind(bench: Bench) -> None:
         for _ in range(8):
             seen.host.cancel(seen.host.submit(prompt, 30))
         seen.host.forget_reuse(20.0)
-        check_nothing_left(0, SoloSubject(seen.host))
+        with closing(SoloSubject(seen.host)) as subject:
+            check_nothing_left(0, subject)

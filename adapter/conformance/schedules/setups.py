@@ -167,7 +167,10 @@ def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject 
     )
     options = setup.options if url else _reference_options(setup)
     if setup.size == 1 or (setup.is_adp and url is None):
-        with _environ(setup.environ), HostEngine(args, setup.num_blocks, options=options) as host:
+        with (
+            _environ(setup.environ if url else {}),
+            HostEngine(args, setup.num_blocks, options=options) as host,
+        ):
             subject = SoloSubject(host)
             try:
                 yield subject
