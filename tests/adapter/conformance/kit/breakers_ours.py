@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adapter.connector import KvkeepConnectorScheduler, KvkeepConnectorWorker
+from adapter.metadata import SaveNames
 
 
 class KvkeepScheduler(KvkeepConnectorScheduler):
@@ -51,17 +52,32 @@ class MixingScheduler(KvkeepScheduler):
 
 
 class GhostScheduler(KvkeepScheduler):
-    """Stores something for blocks that have left a window."""
+    """Stores another page of the request for a block that has left a window."""
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        self.ghosts: dict[int, list[int]] = {}
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
-        names = tuple(
-            replace(
-                one, pages=np.where(one.pages < 0, one.pages.max(axis=1, keepdims=True), one.pages)
-            )
-            for one in metadata.names
-        )
-        return replace(metadata, names=names)
+        return replace(metadata, names=tuple(self.haunt(one) for one in metadata.names))
+
+    def haunt(self, names: SaveNames) -> SaveNames:
+        ghosts = self.ghosts.setdefault(names.request_id, names.pages.max(axis=1).tolist())
+        pages = [
+            np.where(row < 0, ghost, row) for row, ghost in zip(names.pages, ghosts, strict=True)
+        ]
+        return replace(names, pages=np.array(pages, dtype=np.int32))
+
+    def request_finished_by_layer_group(
+        self, request: Any, cache_block_ids: Sequence[Sequence[int]]
+    ) -> bool:
+        ghosts = self.ghosts.get(request.request_id, [-1] * len(cache_block_ids))
+        tables = [
+            [ghost if page < 0 else page for page in table]
+            for table, ghost in zip(cache_block_ids, ghosts, strict=False)
+        ]
+        return super().request_finished_by_layer_group(request, tables)
 
 
 class GhostWorker(KvkeepWorker):
@@ -70,7 +86,9 @@ class GhostWorker(KvkeepWorker):
     def bind_connector_meta(self, metadata: Any) -> None:
         if self._running is not None:
             ledger = self._running.saver._ledger
-            ledger._reach = [1 << 20 if reach else 0 for reach in ledger._reach]
+            ledger._reach = [
+                reach and replace(reach, window_tokens=1 << 20) for reach in ledger._reach
+            ]
         super().bind_connector_meta(metadata)
 
 
