@@ -84,6 +84,12 @@ def test_row_17_attention_dp_is_supported_and_a_deferred_request_keeps_its_offer
         result = seen.ask(prompt, 3)  # three iterations without a forward, then it runs
     assert result.num_loaded_tokens == 3 * BLOCK
     assert same(result, wanted)
+    with bench.engine(HostOptions(epoch="E4")) as seen:  # where it is safe, no batch waits
+        mark = seen.log.mark()
+        result = seen.ask(prompt, 3)
+        answers = [call.answer for call in seen.log.since(mark, "get_num_new_matched_tokens")]
+    assert answers == [(3 * BLOCK, True)]
+    assert same(result, wanted)
 
 
 def test_every_row_has_its_test() -> None:

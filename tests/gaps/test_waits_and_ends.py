@@ -59,6 +59,27 @@ def test_row_10_an_engine_comes_up_without_its_server(bench: Bench) -> None:
     assert verdict.outcome is Outcome.HELD, verdict.evidence
 
 
+def test_row_10_an_engine_whose_registration_is_not_answered_runs_and_is_cached_later(
+    bench: Bench, service: Service
+) -> None:
+    prompt, pid = text(3 * BLOCK + 1, seed=65), service.child.pid
+    wanted = bench.expected(prompt, 3)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with bench.engine() as seen:
+            assert same(seen.store(prompt, 3), wanted)  # no transfer raises
+            os.kill(pid, signal.SIGCONT)
+            end_s, loaded = time.monotonic() + 20.0, 0
+            while not loaded:
+                assert time.monotonic() < end_s, "it was never cached again"
+                result = seen.store(prompt, 3)
+                assert same(result, wanted)
+                loaded = result.num_loaded_tokens
+            assert seen.host.error is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_row_11_equal_request_ids_of_two_engines_do_not_collide(bench: Bench) -> None:
     one, other = text(3 * BLOCK + 1, seed=62), text(3 * BLOCK + 1, seed=63)
     with bench.engine() as first, bench.engine() as second:
