@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         "--server-url",
         help="its server; ours gets one of its own, which the checks stop and kill",
     )
-    parser.add_argument("--rule", action="append", help="only this one, e.g. §9.1; repeatable")
+    sources = list(dict.fromkeys(rule.source for rule in RULES))
+    parser.add_argument(
+        "--rule", action="append", choices=sources, metavar="§", help="e.g. §9.1; repeatable"
+    )
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
     return parser

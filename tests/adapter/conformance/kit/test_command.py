@@ -51,6 +51,14 @@ def test_a_connector_that_is_not_there(
     assert "no such connector" in capsys.readouterr().out
 
 
+def test_a_rule_that_is_not_there_checks_nothing_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["conformance", "--rule", "§99"])
+    assert "§9.11" in capsys.readouterr().err
+
+
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "conformance" in capsys.readouterr().err
