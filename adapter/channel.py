@@ -215,6 +215,16 @@ class Channel:
                 return ended
             self._dealer.wait(min(left_s, _LOOK_S))
 
+    def give_up(self) -> None:
+        """Ends the connection; what is in flight is not waited for, nor told, any more.
+
+        Raises:
+            RuntimeError: called from a second thread, or after ``close``.
+        """
+        self._check_owner()
+        self._drop("its owner gave it up")
+        self._ended.clear()
+
     def hand_over(self) -> None:
         """Lets the next thread that calls own the channel; the present owner is done with it.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from adapter.channel import Channel, Completion
+from adapter.channel import MAX_IN_FLIGHT, Channel, Completion
 from adapter.geometry import Geometry
 from adapter.journal import Journal
 from adapter.layersaves import LayerSaves
@@ -26,7 +26,7 @@ from adapter.pagememory import PageMemory
 from adapter.ring import Lot, StagingRing
 from adapter.savebook import SaveBook
 from adapter.saveentry import Mark
-from adapter.saveflow import SaveFlow, Settlement, StoreOrder
+from adapter.saveflow import MAX_UNSETTLED, SaveFlow, Settlement, StoreOrder
 from adapter.saveledger import SaveLedger
 from adapter.staging import PIECE_BYTES, Stager
 from protocol import limits
@@ -248,6 +248,9 @@ class Saver:
         if _registration(joined) != _registration(self._joined):
             self._change(joined)
         self._copy_layers()
+        if self._layers is not None:
+            with self._lock:
+                self._layers.expire(time.monotonic())
         if joined is None:
             with self._lock:
                 self._flow.give_up_held()
@@ -261,6 +264,7 @@ class Saver:
             self._send(channel, joined)
         except UnreachableError:
             self._lose(joined)
+            channel.give_up()  # else what is lost takes the room of what comes
             self._pause(_RETRY_S)
             return
         if self._tickets:
@@ -293,11 +297,10 @@ class Saver:
             return _PROOF_POLL_S if entries else _IDLE_S
 
     def _copy_layers(self) -> None:
-        end_s = time.monotonic() + _LAYERS_S
-        self._has_layers = False
+        end_s, self._has_layers = time.monotonic() + _LAYERS_S, False
         while self._layers is not None and self._stager is not None and not self._stopping:
-            if time.monotonic() >= end_s:
-                self._has_layers = True
+            self._has_layers = time.monotonic() >= end_s
+            if self._has_layers:
                 return
             with self._lock:
                 copy = self._layers.next_copy()
@@ -368,16 +371,15 @@ class Saver:
         return False
 
     def _send_settlement(self, channel: Channel, joined: Joined, it: Settlement) -> None:
+        body: Commit | Cancel = Cancel(session=joined.session, store=it.store)
         if it.count:
-            body: Commit | Cancel = Commit(session=joined.session, store=it.store, count=it.count)
-        else:
-            body = Cancel(session=joined.session, store=it.store)
+            body = Commit(session=joined.session, store=it.store, count=it.count)
         ticket = channel.submit(body, SETTLE_TIMEOUT_S, joined)
         self._tickets[ticket] = _Ticket(it.key, it.group, it.store)
 
     def _cancel_orphans(self, channel: Channel, joined: Joined) -> None:
         """Frees reservations of STOREs whose answer never came, and the ring slots they read."""
-        while self._orphans:
+        while self._orphans and channel.num_in_flight < MAX_IN_FLIGHT - MAX_UNSETTLED:
             orphan = self._orphans[0]
             body = Cancel(session=joined.session, store=orphan.store)
             self._tickets[channel.submit(body, SETTLE_TIMEOUT_S, joined)] = orphan

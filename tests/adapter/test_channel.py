@@ -231,6 +231,17 @@ def test_submissions_are_bounded(server: Responder, channel: Channel) -> None:
     assert caught.value.code == ErrorCode.BUSY
 
 
+def test_what_was_given_up_makes_room_and_is_not_told(server: Responder, channel: Channel) -> None:
+    server.mute.add(Op.STORE)
+    for number in range(1, MAX_IN_FLIGHT + 1):
+        channel.submit(store(number), 5)
+    channel.give_up()
+    assert channel.num_in_flight == 0
+    server.mute.clear()
+    ticket = channel.submit(store(1), 5)
+    assert [completion.ticket for completion in all_of(channel, 1)] == [ticket]
+
+
 def test_a_submission_that_is_never_answered_ends(
     server: Responder, link: Link, channel: Channel
 ) -> None:

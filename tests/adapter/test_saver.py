@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -404,4 +405,41 @@ def test_layers_that_never_end_keep_nothing_else_waiting(server: Responder, link
     finally:
         stop.set()
         engine.join(5)
+        saver.stop(5)
+
+
+def have_gone(server: Responder, keys: Iterable[int]) -> bool:
+    return {store.request for store in server.bodies(Op.STORE)} >= set(keys)
+
+
+def has_counted(saver: Saver, name: str, least: int) -> bool:
+    return counted(saver, name) >= least
+
+
+def test_more_lost_stores_than_a_connection_takes_are_cancelled_bit_by_bit(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapter.breaker.CALM_NS", 0)
+    monkeypatch.setattr("adapter.breaker.FIRST_DELAY_NS", 60_000_000_000)
+    with Responder(short_dir, heartbeat_s=60) as server, joined_link(server.url) as link:
+        until(lambda: server.bodies(Op.PING))  # the only answer that would close the breaker
+        time.sleep(0.1)
+        server.mute |= {Op.STORE, Op.CANCEL}
+        saver = Saver(link, GEO, 100, Journal(logging.getLogger("test")))
+        saver.start()
+        for turn in range(1, 11):  # somebody else's calls run out of time again and again
+            keys = range(8 * turn, 8 * turn + 6)
+            bind(saver, *(names(key, (1,)) for key in keys), alive=dict.fromkeys(keys, 1))
+            until(partial(have_gone, server, keys))
+            lost = counted(saver, "saves_dropped_server_lost")
+            link._breaker.trip("as the test wants it", time.monotonic_ns())
+            bind(saver, names(100 + turn, (1,)), alive={100 + turn: 1})  # to be sent now
+            until(partial(has_counted, saver, "saves_dropped_server_lost", lost + 6))
+            link._breaker.close(time.monotonic_ns())
+        server.mute.clear()
+        stores = {store.store for store in server.bodies(Op.STORE) if store.request < 100}
+        assert len(stores) == 60
+        until(lambda: {cancel.store for cancel in server.bodies(Op.CANCEL)} >= stores)
+        bind(saver, names(120), alive={120: 2})
+        until(partial(have_gone, server, [120]))
         saver.stop(5)
