@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from adapter.config import ENV_LOAD_MODE
+from adapter.config import ENV_HELD_PERCENT, ENV_LOAD_MODE
 from adapter.conformance.coverage.combine import combinations, legal_combinations
 from adapter.conformance.coverage.dimensions import Combination
 from adapter.conformance.host.engine import HostEngine
@@ -94,12 +94,13 @@ def test_settings_last_as_long_as_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENV_LOAD_MODE, "auto")
-    monkeypatch.delenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", raising=False)
-    with opened(setup_of(PLAIN), tmp_path, None):
-        assert os.environ[ENV_LOAD_MODE] == "sync"
-        assert os.environ["TRTLLM_KVKEEP_HELD_PAGES_PERCENT"] == "50"
+    monkeypatch.delenv(ENV_HELD_PERCENT, raising=False)
+    with opened(setup_of(PLAIN), tmp_path, f"ipc://{tmp_path}/nobody.sock"):
+        assert (os.environ[ENV_LOAD_MODE], os.environ[ENV_HELD_PERCENT]) == ("sync", "50")
     assert os.environ[ENV_LOAD_MODE] == "auto"
-    assert "TRTLLM_KVKEEP_HELD_PAGES_PERCENT" not in os.environ
+    assert ENV_HELD_PERCENT not in os.environ
+    with opened(setup_of(PLAIN), tmp_path, None):
+        assert os.environ[ENV_LOAD_MODE] == "auto"
 
 
 def test_models_are_written_once(tmp_path: Path) -> None:
