@@ -278,11 +278,10 @@ class Saver:
         if self._joined is not None:  # without a registration nothing was in flight
             self._lose(joined)
         self._joined = joined
-        if joined is not None and self._ring is not None:
+        if joined is not None:
             # A registration can only follow the end of the one before: no STORE of that one is
             # committed any more, whatever it reads.
-            with self._lock:
-                self._ring.give_back_all(self._quarantine)
+            self._give_back(self._quarantine)
             self._quarantine.clear()
 
     def _idle_wait_s(self) -> float:
@@ -409,8 +408,7 @@ class Saver:
             with self._lock:
                 self._flow.failed(ticket.key, ticket.group, time.monotonic())
             return
-        now_s, body = time.monotonic(), completion.body
-        key, group = ticket.key, ticket.group
+        now_s, body, key, group = time.monotonic(), completion.body, ticket.key, ticket.group
         with self._lock:
             if isinstance(body, StoreReply):
                 self._flow.copied(key, group, body.held, body.copied, body.stop, now_s)
