@@ -181,3 +181,26 @@ def test_more_lost_stores_than_a_connection_takes_are_cancelled_bit_by_bit(
         bind(saver, names(120), alive={120: 2})
         until(partial(have_gone, server, [120]))
         saver.stop(5)
+
+
+def test_an_idle_engine_gets_slots_back_that_were_staged_by_layer_for_nothing(
+    server: Responder, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that was cancelled in its forward is never named again, and no bind comes."""
+    monkeypatch.setattr("adapter.layersaves.PROOF_S", 0.3)
+    staged = Staged(link, by_layer=True)
+    forward = ConnectorMetadata(
+        1,
+        alive=np.array([7], dtype=np.int64),
+        valid_chunks=np.array([0], dtype=np.int32),
+        names=(names(),),
+        may_fire=True,
+    )
+    staged.saver.bound(forward, None)
+    for layer in range(2):
+        staged.saver.layer_done(layer, FakeMark())
+    bind(staged.saver)
+    assert staged.ring.num_lent == 1
+    until(lambda: staged.ring.num_lent == 0, 5)
+    assert not server.bodies(Op.STORE)
+    staged.saver.stop(5)

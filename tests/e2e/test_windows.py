@@ -1,7 +1,7 @@
 """A window shorter than the prompt: what it lets go of is saved before, and is loaded again.
 
-Where it matters a step of these engines takes as long as one of a real model's does, for a page that
-leaves the window is lost to a save that is slower than that.
+Where it matters a step of these engines takes as long as one of a real model's does, for a page
+that leaves the window is lost to a save that is slower than that.
 """
 
 from __future__ import annotations
