@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -20,6 +19,7 @@ from adapter.conformance.host.hooks import BRING_UP, HookRecorder  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.weights import TINY, write_model_dir  # noqa: E402
 from tests.adapter.enginerig import launched  # noqa: E402
+from tests.e2e.intime import note  # noqa: E402
 from tests.e2e.torchhost import (  # noqa: E402
     BLOCK,
     engine,
@@ -237,7 +237,7 @@ def test_hooks_are_quick_while_all_is_well(
             f"longest CPU time of such a hook ({cpu_name}), ms": round(cpu_ms, 3),
             f"longest hook with a load ({load_name}), ms": round(load_ns / 1e6, 3),
         }
-        (build_dir / "hooks.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        note(build_dir, figures)
         with capsys.disabled():
             print(f"\n{figures}")
         assert cpu_ms < HOOK_LIMIT_MS, figures
