@@ -112,6 +112,18 @@ def draw(seed: int, shape: Shape) -> Schedule:
     return Schedule(seed, tuple(waves))
 
 
+def repeatable(shape: Shape, tenant: str) -> Ask:
+    """A request to be asked again: all its blocks but the last token's can be loaded then.
+
+    Args:
+        shape: of the engine's requests.
+        tenant: whose; nobody else's blocks are hit.
+    """
+    length = (shape.max_blocks - 1) * shape.tokens_per_block + 1
+    prompt = _documents(shape)[0][:length]
+    return Ask(prompt, 2, cache_salt=tenant, context_only=shape.context_only)
+
+
 def _documents(shape: Shape) -> list[tuple[int, ...]]:
     rng = random.Random(f"documents {shape.family}")
     length = shape.max_blocks * shape.tokens_per_block

@@ -29,6 +29,8 @@ named is forgotten in later iterations (host contract rule 12); it holds nothing
 _RESULT_S: Final = 60.0
 _SETTLE_S: Final = 20.0
 _POLL_S: Final = 0.03
+_AGAIN: Final = 5
+"""A machine that is busy may lose a save or two."""
 
 
 class PlayError(AssertionError):
@@ -80,6 +82,34 @@ def play(
     subject.forget_reuse(_SETTLE_S)
     check_nothing_left(schedule.seed, subject)
     tally.schedules += 1
+
+
+def play_again(ask: Ask, subject: Subject, expected: Callable[[Ask], Answer], tally: Tally) -> None:
+    """Asks the same until something of it is loaded: an engine that never loads answers right, too.
+
+    Args:
+        ask: as from ``repeatable``, of a tenant that nothing is stored for yet.
+        subject: the engine.
+        expected: what an engine without a cache answers.
+        tally: counts what is seen.
+
+    Raises:
+        PlayError: an answer differs, the first was loaded, or none of some more was.
+    """
+    for turn in range(_AGAIN):
+        answer = _result(0, ask, subject.submit(ask))
+        assert answer is not None, "it is not to be cancelled"
+        check_equal(0, ask, answer, expected(ask))
+        loaded = answer.num_loaded_tokens
+        tally.requests, tally.compared = tally.requests + 1, tally.compared + 1
+        tally.prompt_tokens += len(ask.prompt)
+        tally.loaded_tokens += loaded
+        subject.forget_reuse(_SETTLE_S)
+        if loaded and not turn:
+            raise PlayError(f"{loaded} tokens of {ask.cache_salt!r} loaded, which has stored none")
+        if loaded:
+            return
+    raise PlayError(f"asked {_AGAIN} times, nothing was ever loaded: {ask}")
 
 
 def _play_wave(

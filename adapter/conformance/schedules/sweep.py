@@ -6,6 +6,7 @@ what is shown. Runs in the caller's thread.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from adapter.conformance.coverage.dimensions import Combination
-from adapter.conformance.schedules.draw import Ask, draw
-from adapter.conformance.schedules.play import PlayError, Tally, play
+from adapter.conformance.schedules.draw import Ask, draw, repeatable
+from adapter.conformance.schedules.play import PlayError, Tally, play, play_again
 from adapter.conformance.schedules.reference import Reference
 from adapter.conformance.schedules.setups import Setup, opened, setup_of
 from adapter.conformance.schedules.subject import Subject
@@ -38,6 +39,7 @@ class Sweep:
         self._url = url
         self._models = models
         self._references: dict[tuple[Any, ...], tuple[ExitStack, Reference]] = {}
+        self._runs = itertools.count()
 
     def __enter__(self) -> Sweep:
         return self
@@ -47,7 +49,7 @@ class Sweep:
             self._references.popitem()[1][0].close()
 
     def run(self, combination: Combination, seeds: Iterable[int], tally: Tally) -> None:
-        """Plays some schedules on the engine of one combination.
+        """Plays some schedules on the engine of one combination, and one request that must load.
 
         Args:
             combination: legal.
@@ -55,17 +57,19 @@ class Sweep:
             tally: counts what is seen.
 
         Raises:
-            PlayError: an answer was wrong, or something was left behind.
+            PlayError: an answer was wrong, something was left behind, or nothing is ever loaded.
         """
         setup = setup_of(combination)
         expected = self._reference(setup)
         with opened(setup, self._models, self._url) as subject:
             join(subject, setup)
-            for seed in seeds:
-                try:
+            try:
+                for seed in seeds:
                     play(draw(seed, setup.shape), subject, expected, tally)
-                except PlayError as error:
-                    raise PlayError(f"{combination.test_id}: {error}") from error
+                tenant = f"{combination.test_id} {next(self._runs)}"
+                play_again(repeatable(setup.shape, tenant), subject, expected, tally)
+            except PlayError as error:
+                raise PlayError(f"{combination.test_id}: {error}") from error
 
     def _reference(self, setup: Setup) -> Reference:
         key = setup.reference_key

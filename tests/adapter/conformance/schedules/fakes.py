@@ -26,14 +26,15 @@ def answer(ask: Ask) -> FakeAnswer:
 
 
 class FakeHandle:
-    def __init__(self, ask: Ask, spoil: bool) -> None:
-        self._ask, self._spoil = ask, spoil
+    def __init__(self, ask: Ask, spoil: bool, loaded: int = 0) -> None:
+        self._ask, self._spoil, self._loaded = ask, spoil, loaded
         self.is_cancelled = False
 
     def result(self, timeout_s: float) -> FakeAnswer:
         if self.is_cancelled:
             raise RequestCancelledError("cancelled")
         found = answer(self._ask)
+        found.num_loaded_tokens = self._loaded
         if self._spoil:
             found.logits[0][1] = 1.0000001
         return found
@@ -51,10 +52,12 @@ class FakeSubject:
     pages: tuple[int, int] = (8, 8)
     num_asked: int = 0
     died_of: str = ""
+    loads_from: int = 1 << 30
 
     def submit(self, ask: Ask) -> FakeHandle:
         self.num_asked += 1
-        return FakeHandle(ask, self.num_asked == self.spoil_at)
+        loaded = 4 * (self.num_asked >= self.loads_from)
+        return FakeHandle(ask, self.num_asked == self.spoil_at, loaded)
 
     def cancel(self, handle: Any) -> None:
         handle.is_cancelled = True

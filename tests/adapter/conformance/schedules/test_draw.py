@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapter.conformance.schedules.draw import Shape, draw
+from adapter.conformance.schedules.draw import Shape, draw, repeatable
 
 SHAPE = Shape(tokens_per_block=16)
 
@@ -29,3 +29,10 @@ def test_families_have_other_texts() -> None:
     one = {ask.prompt[:16] for ask in draw(1, SHAPE).waves[0].asks}
     other = Shape(tokens_per_block=16, family=1)
     assert one.isdisjoint({ask.prompt[:16] for ask in draw(1, other).waves[0].asks})
+
+
+def test_what_is_to_be_asked_again_leaves_a_token_behind_whole_blocks() -> None:
+    one = repeatable(SHAPE, "a")
+    assert len(one.prompt) == 3 * 16 + 1
+    assert (one.cache_salt, one.cancel_after_s) == ("a", None)
+    assert repeatable(SHAPE, "b").prompt == one.prompt

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from adapter.conformance.schedules import play as playing
-from adapter.conformance.schedules.draw import Shape, draw
-from adapter.conformance.schedules.play import PlayError, Tally, play
+from adapter.conformance.schedules.draw import Shape, draw, repeatable
+from adapter.conformance.schedules.play import PlayError, Tally, play, play_again
 from tests.adapter.conformance.schedules.fakes import FakeSubject, answer
 
 pytestmark = pytest.mark.torch
@@ -71,3 +71,24 @@ def test_lost_pages_and_a_silent_server_are_seen() -> None:
 def test_a_dead_executor_is_seen() -> None:
     with pytest.raises(PlayError, match="rank 0 died of OSError"):
         play(SCHEDULE, FakeSubject(died_of="OSError()"), answer, Tally())
+
+
+AGAIN = repeatable(Shape(tokens_per_block=4), "nobody else")
+
+
+def test_what_is_asked_again_is_loaded_sooner_or_later() -> None:
+    subject, tally = FakeSubject(loads_from=3), Tally()
+    play_again(AGAIN, subject, answer, tally)
+    assert (subject.num_asked, tally.compared, tally.loaded_tokens) == (3, 3, 4)
+
+
+def test_an_engine_that_never_loads_is_seen() -> None:
+    with pytest.raises(PlayError, match="nothing was ever loaded"):
+        play_again(AGAIN, FakeSubject(), answer, Tally())
+
+
+def test_a_load_of_what_was_not_stored_and_a_wrong_one_are_seen() -> None:
+    with pytest.raises(PlayError, match="which has stored none"):
+        play_again(AGAIN, FakeSubject(loads_from=1), answer, Tally())
+    with pytest.raises(PlayError, match="logits of token 0 differ with 4 tokens loaded"):
+        play_again(AGAIN, FakeSubject(loads_from=2, spoil_at=2), answer, Tally())
