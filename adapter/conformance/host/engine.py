@@ -281,6 +281,12 @@ class HostEngine:
         length = len(params.prompt) + params.max_new_tokens
         if length > self.model.max_seq_len:
             raise ValueError(f"{length} tokens, but the model holds {self.model.max_seq_len}")
+        in_one = self.options.layout == "v2" and not self.llm_args.enable_chunked_prefill
+        most = self.llm_args.max_num_tokens
+        if in_one and length - 1 > most:  # a replay computes the answer with the prompt
+            raise ValueError(
+                f"{length} tokens without chunked prefill, of which a forward has {most}"
+            )
         size = self.cache.tokens_per_block
         blocks, most = -(-(length - 1) // size), self.allocator.num_tokens // size
         if blocks > most:

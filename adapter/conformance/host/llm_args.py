@@ -61,6 +61,7 @@ class LlmArgs:
         kv_connector_config: None runs the engine without a connector.
         max_num_tokens: Tokens one forward may compute, over all requests.
         max_batch_size: Requests one forward may hold.
+        enable_chunked_prefill: Whether V2 computes prompts in parts; V1 here always does.
         speculative_config: How drafts are made; the host itself goes by ``HostOptions.num_drafts``.
     """
 

@@ -137,6 +137,7 @@ class V2Manager:
             max_num_tokens=self._args.max_num_tokens,
             max_batch_size=self._args.max_batch_size,
             new_memo=self._model.new_memo,
+            is_chunked=self._args.enable_chunked_prefill,
         )
 
     def check_integrity(self) -> None:

@@ -53,6 +53,7 @@ class Setup:
         max_num_tokens: of a forward.
         shape: of requests.
         environ: settings of the adapter.
+        is_chunked: whether prompts may be computed in parts.
     """
 
     config: ModelConfig
@@ -64,6 +65,7 @@ class Setup:
     max_num_tokens: int
     shape: Shape
     environ: Mapping[str, str] = field(default_factory=dict)
+    is_chunked: bool = False
 
     @property
     def reference_key(self) -> tuple[Any, ...]:
@@ -94,6 +96,7 @@ def setup_of(combination: Combination) -> Setup:
         max_num_tokens=2 * block if life == "chunked" else 4 * longest,
         shape=_shape(life, block, max_blocks),
         environ={**EXACT, ENV_LOAD_MODE: combination.mode},
+        is_chunked=life == "chunked",
     )
 
 
@@ -164,6 +167,7 @@ def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject 
         kv_cache_config=setup.cache if url else _reference_cache(setup),
         kv_connector_config=_connector(url),
         max_num_tokens=setup.max_num_tokens,
+        enable_chunked_prefill=setup.is_chunked,
     )
     options = setup.options if url else _reference_options(setup)
     if setup.size == 1 or (setup.is_adp and url is None):

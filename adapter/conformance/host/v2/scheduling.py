@@ -32,6 +32,7 @@ class V2Scheduler:
         max_num_tokens: Tokens one forward may compute; at least a block.
         max_batch_size: Requests one forward may hold.
         new_memo: Begins the model's memory of a request that is replayed.
+        is_chunked: Whether a prompt may be computed in parts; else it waits until it fits.
 
     Attributes:
         active: Admitted requests that have not ended, by id, the one begun last at the end.
@@ -48,6 +49,7 @@ class V2Scheduler:
         max_num_tokens: int,
         max_batch_size: int,
         new_memo: Callable[[Sequence[int]], Any],
+        is_chunked: bool = True,
     ) -> None:
         self.active: dict[int, HostRequest] = {}
         self.waiting: deque[HostRequest] = deque()
@@ -58,6 +60,7 @@ class V2Scheduler:
         self._max_num_tokens = max_num_tokens
         self._max_batch_size = max_batch_size
         self._new_memo = new_memo
+        self._is_chunked = is_chunked
         self._deferred: list[HostRequest] = []
         self._size = cache.tokens_per_block
 
@@ -99,7 +102,9 @@ class V2Scheduler:
             if request.phase is not Phase.CONTEXT or self._is_full(batch):
                 continue
             end = chunk_end(request.cursor, budget, request.context_len, self._size)
-            if end > request.cursor and self._make_room(batch, request, request.cursor, end):
+            if not self._may_end(request, request.cursor, end):
+                continue
+            if self._make_room(batch, request, request.cursor, end):
                 self._add_context(batch, request, end)
                 budget -= end - request.cursor
         return budget
@@ -113,7 +118,8 @@ class V2Scheduler:
                 break  # the connector does not know yet
             matched = self._cache.begin(request)
             end = chunk_end(matched, budget, request.context_len, self._size)
-            if end <= matched or not self._cache.grow(request, matched, end):
+            fits = self._may_end(request, matched, end)
+            if not fits or not self._cache.grow(request, matched, end):
                 self._cache.release(request.tables)
                 request.tables = []
                 break
@@ -124,6 +130,10 @@ class V2Scheduler:
             begun.append((request, end))
             budget -= end - matched
         return begun
+
+    def _may_end(self, request: HostRequest, start: int, end: int) -> bool:
+        """Whether a forward may compute these tokens of a prompt."""
+        return end > start and (self._is_chunked or end == request.context_len)
 
     def _settle(self, batch: Batch, request: HostRequest, sized_end: int) -> None:
         """Ask for an offer, take up what fits, and tell of the pages."""

@@ -222,3 +222,16 @@ def test_payload_of_groups_is_checked_block_by_block(flags: str) -> None:
             results = ask(host, at_once=True)
         assert (sum(result.num_loaded_tokens for result in results) > 0) == again
         assert model.num_verified_pages > 0
+
+
+def test_without_chunked_prefill_a_request_fits_into_one_forward(folder: Path) -> None:
+    arguments = LlmArgs(folder / "full", KvCacheConfig(SIZE), max_num_tokens=64)
+    whole = replace(arguments, enable_chunked_prefill=False)
+    options = HostOptions(epoch="E3", layout="v2")
+    prompt = list(range(1, 62))
+    with HostEngine(whole, 24, options=options) as host:
+        with pytest.raises(ValueError, match="66 tokens without chunked prefill"):
+            host.submit(prompt, 5)
+        alone = host.submit(prompt, 4).result(WAIT_S)
+    with HostEngine(arguments, 24, options=options) as host:
+        assert host.submit(prompt, 4).result(WAIT_S).tokens == alone.tokens

@@ -45,6 +45,7 @@ class Setting:
         epoch: Any = "E3",
         max_num_tokens: int = 64,
         max_batch_size: int = 8,
+        is_chunked: bool = True,
     ) -> None:
         self.connector = Answering()
         options = HostOptions(epoch=epoch, layout="v2")
@@ -56,6 +57,7 @@ class Setting:
             max_num_tokens=max_num_tokens,
             max_batch_size=max_batch_size,
             new_memo=tuple,
+            is_chunked=is_chunked,
         )
 
     def add(self, request_id: int, num_tokens: int, max_new_tokens: int = 9) -> HostRequest:
@@ -282,3 +284,33 @@ def test_batch_size_counts_what_is_begun() -> None:
         setting.add(request_id, 6)
     assert len(setting.step().entries) == 2
     assert len(setting.scheduler.waiting) == 1
+
+
+def test_without_chunks_a_prompt_waits_until_it_fits() -> None:
+    setting = Setting(max_num_tokens=20, is_chunked=False)
+    setting.add(1, 12)
+    setting.add(2, 12)
+    assert [(one.request.request_id, one.num_tokens) for one in setting.step().contexts] == [
+        (1, 12)
+    ]
+    assert [(one.request.request_id, one.num_tokens) for one in setting.step().contexts] == [
+        (2, 12)
+    ]
+    chunked = Setting(max_num_tokens=20)
+    chunked.add(1, 12)
+    chunked.add(2, 12)
+    assert [one.num_tokens for one in chunked.step().contexts] == [12, 8]
+
+
+def test_without_chunks_a_loaded_request_waits_for_room_as_well() -> None:
+    setting = Setting(max_num_tokens=12, is_chunked=False, epoch="E4")
+    loading = setting.add(1, 12)
+    setting.connector.answers[1] = (4, True)
+    setting.step()
+    assert loading.phase is Phase.LOADING
+    setting.add(2, 8)
+    assert [one.request.request_id for one in setting.step().contexts] == [2]
+    loading.phase = Phase.CONTEXT  # its load is done; eight tokens are left, one feeds the other
+    setting.add(3, 5)
+    batch = setting.step()
+    assert [(one.request.request_id, one.num_tokens) for one in batch.contexts] == [(1, 8)]
