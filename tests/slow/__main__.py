@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from server.bench.machine import describe
-from tests.slow.steps import Figure, Step, plan
+from tests.slow.figure import Figure
+from tests.slow.steps import Step, plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 1
@@ -158,7 +159,7 @@ def show(document: dict[str, Any]) -> None:
 def record(document: dict[str, Any], path: Path) -> None:
     """Keeps a run in the repository, named after the commit it was made on."""
     commit = str(document["machine"]["commit"] or "unknown").replace("+", "-changed")
-    target = ROOT / "docs" / "measured" / f"issue2-{commit}.json"
+    target = ROOT / "docs" / "measured" / f"issue3-{commit}.json"
     target.parent.mkdir(exist_ok=True)
     shutil.copyfile(path, target)
     print(f"kept as {target.relative_to(ROOT)}")

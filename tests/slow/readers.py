@@ -1,0 +1,139 @@
+"""Figures and verdicts of what the host's programs write: schedules, kit, agents, adapter.
+
+Knows the formats of those documents, nothing of how they come about. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.slow.figure import Figure
+
+MIN_SCHEDULES = 2000
+MIN_PER_MODE = 200
+
+AGENTIC = {
+    "blocks": 3096,
+    "hits": 2684,
+    "ratio": 0.8669,
+    "ttft_speedup_modelled": 6.545,
+    "restart_ratio": 1.0,
+    "bit_exact": True,
+}
+"""What arithmetic says of twelve agents and twelve turns."""
+
+AGENTIC_PER_TURN = [
+    *(0.733, 0.625, 0.727, 0.786, 0.824, 0.850),
+    *(0.870, 0.885, 0.897, 0.906, 0.914, 0.921),
+]
+ANSWERS_RATIO = 0.952
+TARGET_LENGTH_RATIO = 1.5
+"""A doubled prompt: 1 is none of it looked at, 2 is all; between, a busy machine has its room."""
+
+
+def exactly(value: Any, wanted: Any) -> Figure:
+    """A figure that must be what it is.
+
+    Args:
+        value: measured.
+        wanted: the only right one.
+    """
+    return Figure(value, str(wanted), value == wanted)
+
+
+def at_least(value: float, bound: float) -> Figure:
+    """A figure with a lower bound.
+
+    Args:
+        value: measured.
+        bound: least that is right.
+    """
+    return Figure(value, f">= {bound}", value >= bound)
+
+
+def read_schedules(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
+    """Of ``adapter.conformance.schedules --json``.
+
+    Args:
+        document: as it wrote it.
+        quick: whether fewer were played.
+    """
+    errors, least = document["errors"], 1 if quick else MIN_PER_MODE
+    figures = {
+        "schedules": at_least(document["schedules"], 4 if quick else MIN_SCHEDULES),
+        "errors": exactly(len(errors), 0),
+    }
+    for number, line in enumerate(errors[:10]):
+        figures[f"error {number}"] = Figure(line)
+    for mode, tally in document["modes"].items():
+        figures[f"{mode}: schedules"] = at_least(tally["schedules"], least)
+        figures[f"{mode}: answers compared"] = at_least(tally["compared"], 1)
+        figures[f"{mode}: tokens loaded"] = at_least(tally["loaded_tokens"], 1)
+        figures[f"{mode}: prompt tokens"] = Figure(tally["prompt_tokens"])
+        figures[f"{mode}: cancelled"] = Figure(tally["cancelled"])
+    return figures
+
+
+def read_kit(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Of ``python -m adapter conformance --json``.
+
+    Args:
+        document: as it wrote it.
+    """
+    rules = document["rules"]
+    held = sum(rule["outcome"] == "held" for rule in rules)
+    figures = {
+        "rules": at_least(len(rules), 1),
+        "held": at_least(held, 1),
+        "broken": exactly(document["broken"], 0),
+    }
+    for rule in rules:
+        if rule["outcome"] != "held":
+            name = f"{rule['source']} {rule['outcome']}: {rule['rule']}"
+            figures[name] = Figure(rule["evidence"])
+    return figures
+
+
+def read_agentic(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Of ``build/agentic.json``.
+
+    Args:
+        document: as the benchmark wrote it.
+    """
+    answers = document["answers_saved"]["ratio"]
+    return {
+        **{name: exactly(document[name], wanted) for name, wanted in AGENTIC.items()},
+        "per turn": Figure(
+            " ".join(f"{ratio:.3f}" for ratio in document["per_turn"]),
+            "as computed",
+            list(document["per_turn"]) == AGENTIC_PER_TURN,
+        ),
+        "answers saved too, ratio": Figure(
+            answers, f"{ANSWERS_RATIO} rounded", round(answers, 3) == ANSWERS_RATIO
+        ),
+        "wrong": exactly(len(document["wrong"]), 0),
+        "ttft_speedup_measured_load": Figure(document["ttft_speedup_measured_load"]),
+        "KV bytes per token": exactly(document["kv_bytes_per_token"], 128 * 1024),
+        "load bytes": Figure(document["load_bytes"]),
+        "load GB/s": Figure(document["load_gb_per_s"]),
+    }
+
+
+def read_adapter(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
+    """Of ``tests.benchmarks.bench_adapter --json``.
+
+    Args:
+        document: as it wrote it.
+        quick: whether fewer requests decoded.
+    """
+    ratio = document["ratio_of_doubled_length"]
+    figures = {
+        "active requests": at_least(document["active"], 1 if quick else 256),
+        "ratio of doubled prompt length": Figure(
+            round(ratio, 3), f"< {TARGET_LENGTH_RATIO}", ratio < TARGET_LENGTH_RATIO
+        ),
+    }
+    for length, by_name in document["us_per_request_and_step"].items():
+        figures[f"{length} tokens, us per request and step"] = Figure(round(by_name["total"], 3))
+    return figures

@@ -1,0 +1,131 @@
+"""Documents of the host's programs are judged by every target of theirs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.slow.figure import Figure
+from tests.slow.readers import (
+    AGENTIC,
+    AGENTIC_PER_TURN,
+    read_adapter,
+    read_agentic,
+    read_kit,
+    read_schedules,
+)
+
+TALLY = {
+    "schedules": 520,
+    "requests": 5000,
+    "cancelled": 9,
+    "compared": 4000,
+    "prompt_tokens": 100_000,
+    "loaded_tokens": 50_000,
+    "errors": [],
+}
+SCHEDULES: dict[str, Any] = {
+    "schedules": 2080,
+    "errors": [],
+    "modes": {mode: dict(TALLY) for mode in ("auto", "sync", "async", "layerwise")},
+}
+KIT: dict[str, Any] = {
+    "rules": [
+        {"source": "§9.1", "rule": "r", "outcome": "held", "evidence": ""},
+        {"source": "§9.2", "rule": "s", "outcome": "not observed", "evidence": "no chance"},
+    ],
+    "broken": 0,
+}
+AGENTS: dict[str, Any] = {
+    **AGENTIC,
+    "per_turn": AGENTIC_PER_TURN,
+    "answers_saved": {"ratio": 0.9522},
+    "wrong": [],
+    "ttft_speedup_measured_load": 4.9,
+    "kv_bytes_per_token": 131_072,
+    "load_bytes": 1,
+    "load_gb_per_s": 3.0,
+}
+ADAPTER: dict[str, Any] = {
+    "active": 256,
+    "ratio_of_doubled_length": 1.02,
+    "us_per_request_and_step": {"16384": {"total": 1.5}, "32768": {"total": 1.53}},
+}
+
+
+def missed(figures: dict[str, Figure]) -> set[str]:
+    return {name for name, figure in figures.items() if figure.met is False}
+
+
+def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with one value of it replaced."""
+    made = copy.deepcopy(document)
+    *way, last = path.split(".")
+    place = made
+    for step in way:
+        place = place[step]
+    place[last] = value
+    return made
+
+
+def test_what_is_as_it_should_be_misses_nothing() -> None:
+    assert missed(read_schedules(SCHEDULES, quick=False)) == set()
+    assert missed(read_kit(KIT)) == set()
+    assert missed(read_agentic(AGENTS)) == set()
+    assert missed(read_adapter(ADAPTER, quick=False)) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        ("schedules", 1999, "schedules"),
+        ("errors", ["a leak"], "errors"),
+        ("modes.async.schedules", 199, "async: schedules"),
+        ("modes.layerwise.loaded_tokens", 0, "layerwise: tokens loaded"),
+        ("modes.sync.compared", 0, "sync: answers compared"),
+    ],
+)
+def test_schedules_that_fall_short(path: str, value: Any, name: str) -> None:
+    figures = read_schedules(changed(SCHEDULES, path, value), quick=False)
+    assert missed(figures) == {name}
+
+
+def test_errors_are_kept_in_words() -> None:
+    figures = read_schedules(changed(SCHEDULES, "errors", ["seed 3: a leak"]), quick=False)
+    assert figures["error 0"].value == "seed 3: a leak"
+
+
+def test_fewer_schedules_do_for_a_trial() -> None:
+    trial = changed(SCHEDULES, "schedules", 8)
+    assert missed(read_schedules(trial, quick=True)) == set()
+
+
+def test_a_broken_rule_is_named() -> None:
+    rules = [{"source": "§9.1", "rule": "r", "outcome": "broken", "evidence": "why"}]
+    figures = read_kit({"rules": rules, "broken": 1})
+    assert missed(figures) == {"held", "broken"}
+    assert figures["§9.1 broken: r"].value == "why"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        ("hits", 2683, "hits"),
+        ("bit_exact", False, "bit_exact"),
+        ("per_turn", AGENTIC_PER_TURN[::-1], "per turn"),
+        ("answers_saved.ratio", 0.94, "answers saved too, ratio"),
+        ("wrong", ["turn 3"], "wrong"),
+        ("kv_bytes_per_token", 1, "KV bytes per token"),
+    ],
+)
+def test_agents_that_find_less(path: str, value: Any, name: str) -> None:
+    assert missed(read_agentic(changed(AGENTS, path, value))) == {name}
+
+
+def test_cost_that_follows_the_prompt() -> None:
+    figures = read_adapter(changed(ADAPTER, "ratio_of_doubled_length", 1.9), quick=False)
+    assert missed(figures) == {"ratio of doubled prompt length"}
+    assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=False)) == {"active requests"}
+    assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=True)) == set()
