@@ -119,7 +119,7 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
         Step(
             "schedules",
             (*module, "adapter.conformance.schedules", *schedules),
-            limit_s=3600,
+            limit_s=5400,
             read=lambda _, stdout: read_schedules(json.loads(stdout), quick),
         ),
         Step("conformance kit", kit, 600, read=lambda _, stdout: read_kit(json.loads(stdout))),

@@ -58,6 +58,8 @@ def _run_mode(
         for number, combination in enumerate(chosen):
             count = share + (number < rest)
             first = seed + number * 1_000_003
+            if not count:  # fewer schedules than combinations: no engine for nothing
+                break
             try:
                 sweep.run(combination, range(first, first + count), tally)
             except PlayError as error:
