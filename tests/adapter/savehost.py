@@ -286,6 +286,7 @@ class SaveHost:
     # --- ends ---
 
     def _finish(self, one: Live) -> None:
+        self._slide(one)  # behind what was launched last; no report says so
         state, grouped = one.state, one.pages if len(one.pages) > 1 else []
         keep = (
             state.reported
