@@ -80,6 +80,8 @@ LAYOUT: Final = Dimension(
         Value("v2_groups", "two groups, one with a window longer than any request"),
         Value("v2_window", "a full-attention group and one with a sliding window"),
         Value("v2_private", "V2's virtual memory, which cannot be exported"),
+        Value("v2_mla", "V2, one latent vector in place of K and V, in two regions"),
+        Value("v2_fp8", "V2, 1-byte elements, blocks of 64 tokens where the arguments say 32"),
     ),
 )
 MODE: Final = Dimension(

@@ -24,7 +24,9 @@ from adapter.conformance.schedules.draw import Shape
 from adapter.conformance.schedules.subject import RankedSubject, SoloSubject
 
 _SIZES: Final = {"1": 1, "tp2": 2, "tp4": 4, "adp2": 2}
-_BLOCKS: Final = {"v1_bs32": 32, "v1_bs64": 64, "v1_bs128": 128}
+_BLOCKS: Final = {"v1_bs32": 32, "v1_bs64": 64, "v1_bs128": 128, "v2_fp8": 64}
+_UNTOLD: Final = ("v1_bs64", "v2_fp8")
+"""Layouts whose arguments say 32: the pool is what counts (host contract §2)."""
 
 EXACT: Final = {
     # The machine may be busy with other things: a late answer is no miss here.
@@ -101,7 +103,7 @@ def setup_of(combination: Combination) -> Setup:
 
 
 def _model(layout: str) -> ModelConfig:
-    if layout == "v1_mla":
+    if layout.endswith("_mla"):
         return replace(LATENT, num_attention_heads=4)
     if layout == "v2_window":
         return SLIDING
@@ -112,10 +114,9 @@ def _model(layout: str) -> ModelConfig:
 
 def _cache(layout: str, block: int) -> KvCacheConfig:
     return KvCacheConfig(
-        # The pool is what counts: the arguments may say otherwise (host contract §2).
-        tokens_per_block=32 if layout == "v1_bs64" else block,
+        tokens_per_block=32 if layout in _UNTOLD else block,
         enable_partial_reuse=False,
-        dtype="fp8" if layout == "v1_fp8" else "auto",
+        dtype="fp8" if layout.endswith("_fp8") else "auto",
         use_uvm=layout == "v1_private",
         use_kv_cache_manager_v2=layout.startswith("v2"),
     )
@@ -126,8 +127,8 @@ def _options(combination: Combination) -> HostOptions:
     return HostOptions(
         epoch=combination.epoch,  # type: ignore[arg-type]
         layout="v2" if layout.startswith("v2") else "v1",
-        regions="apart" if layout == "v2_regions" else "joined",
-        tokens_per_block=64 if layout == "v1_bs64" else None,
+        regions="apart" if layout in ("v2_regions", "v2_mla") else "joined",
+        tokens_per_block=_BLOCKS[layout] if layout in _UNTOLD else None,
         private_pool=layout in ("v1_private", "v2_private"),
         cuda_graphs=life == "graph",
         skip_forward=skips_some if life == "skipped_forward" else None,

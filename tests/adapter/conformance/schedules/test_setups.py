@@ -74,6 +74,8 @@ def test_what_computes_otherwise_has_a_reference_of_its_own() -> None:
     layouts = ("v1", "v1_mla", "v1_fp8", "v1_bs32", "v1_bs64", "v1_bs128", "v2_groups", "v2_window")
     assert len({key(layout) for layout in layouts}) == len(layouts)
     assert key("v1") == key("v1_private") == key("v2_one") == key("v2_regions")
+    assert key("v1_mla") == key("v2_mla")
+    assert key("v2_fp8") not in {key(layout) for layout in layouts}
     assert len({key("v1", ranks) for ranks in ("1", "tp2", "tp4")}) == 3
     assert key("v2_one", "adp2") == key("v2_one")
 
