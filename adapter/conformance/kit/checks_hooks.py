@@ -13,8 +13,11 @@ from typing import Final
 from adapter.conformance.host.hooks import BRING_UP
 from adapter.conformance.kit.bench import BLOCK, Bench, Seen, same, text
 from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
+from adapter.conformance.schedules.service import Service
 
 LONGEST_S: Final = 0.05
+_TRIES: Final = 3
+"""A hook that waits does so each time; one that lost its CPU to others does not."""
 _PICKLED_BYTES: Final = 1 << 20
 
 
@@ -29,10 +32,25 @@ def _longest_without_load(seen: Seen) -> tuple[float, str]:
 
 def never_blocks_while_its_server_hangs(bench: Bench) -> Verdict:
     """Rule 10: one executor thread serves the whole engine."""
-    service = bench.service
-    if service is None:
+    if bench.service is None:
         return unseen("the server was not started by this program")
-    prompts = [text(3 * BLOCK + 1, seed=80 + number) for number in range(6)]
+    longest_s, hook = LONGEST_S, ""
+    for first_seed in range(500, 500 + 10 * _TRIES, 10):
+        found = _hang(bench, bench.service, first_seed)
+        if found is None:
+            return broken("logits differ while the server is stopped")
+        longest_s, hook = found
+        if longest_s <= LONGEST_S:
+            told = f"longest hook {longest_s * 1e3:.1f} ms: {hook}"
+            return held(f"stopped server, 6 requests served, {told}")
+    return broken(
+        f"{hook} took {longest_s * 1e3:.0f} ms with a stopped server, as in each of {_TRIES} tries"
+    )
+
+
+def _hang(bench: Bench, service: Service, first_seed: int) -> tuple[float, str] | None:
+    """The longest hook while a server is stopped; None when an answer was wrong."""
+    prompts = [text(3 * BLOCK + 1, seed=first_seed + number) for number in range(6)]
     with bench.engine() as seen:
         seen.store(prompts[0])
         os.kill(service.child.pid, signal.SIGSTOP)
@@ -40,13 +58,11 @@ def never_blocks_while_its_server_hangs(bench: Bench) -> Verdict:
             results = [seen.ask(prompt, 3) for prompt in prompts]
         finally:
             os.kill(service.child.pid, signal.SIGCONT)
-        longest_s, hook = _longest_without_load(seen)
+        longest = _longest_without_load(seen)
     wanted = [bench.expected(prompt, 3) for prompt in prompts]
     if not all(same(one, other) for one, other in zip(results, wanted, strict=True)):
-        return broken("logits differ while the server is stopped")
-    if longest_s > LONGEST_S:
-        return broken(f"{hook} took {longest_s * 1e3:.0f} ms with a stopped server")
-    return held(f"stopped server, 6 requests served, longest hook {longest_s * 1e3:.1f} ms: {hook}")
+        return None
+    return longest
 
 
 def raises_nothing_when_its_server_dies(bench: Bench) -> Verdict:

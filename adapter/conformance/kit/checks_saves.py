@@ -6,10 +6,15 @@ early, or after it was recycled. Runs in the kit's main thread.
 
 from __future__ import annotations
 
+from typing import Final
+
 from adapter.conformance.host.llm_args import KvCacheConfig
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.kit.bench import BLOCK, SETTLE_S, Bench, same, text
 from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
+
+_TRIES: Final = 3
+"""With other texts: a busy machine may have a connector miss once."""
 
 
 def saves_only_what_was_computed(bench: Bench) -> Verdict:
@@ -29,41 +34,44 @@ def saves_only_what_was_computed(bench: Bench) -> Verdict:
 
 def saves_what_is_generated(bench: Bench) -> Verdict:
     """Rule 7: generated blocks and later chunks are in ``cached_requests`` alone."""
-    prompt = text(BLOCK + 1, seed=41)
+    loaded = length = 0
     with bench.engine() as seen:
-        answer = seen.store(prompt, 2 * BLOCK + 4).tokens
-        talk = prompt + answer + text(3, seed=42)
-        wanted = bench.expected(talk, 2)
-        result = seen.ask(talk, 2)
-    if not same(result, wanted):
-        return broken("generated blocks were stored wrongly: logits differ")
-    if result.num_loaded_tokens <= len(prompt):
-        return broken(
-            f"{result.num_loaded_tokens} tokens of a second turn were loaded, the first prompt had "
-            f"{len(prompt)}: generated blocks are not stored"
-        )
-    return held(f"{result.num_loaded_tokens} tokens of a second turn loaded")
+        for seed in range(410, 410 + _TRIES):
+            prompt = text(BLOCK + 1, seed=seed)
+            answer = seen.store(prompt, 2 * BLOCK + 4).tokens
+            talk = prompt + answer + text(3, seed=seed + 10)
+            result = seen.ask(talk, 2)
+            if not same(result, bench.expected(talk, 2)):
+                return broken("generated blocks were stored wrongly: logits differ")
+            loaded, length = result.num_loaded_tokens, len(prompt)
+            if loaded > length:
+                return held(f"{loaded} tokens of a second turn loaded")
+    return broken(
+        f"{loaded} tokens of a second turn were loaded, the first prompt had {length}: generated "
+        f"blocks are not stored"
+    )
 
 
 def saves_what_follows_a_ragged_match(bench: Bench) -> Verdict:
     """§12 row 8: a match inside a block forbids the load, not the save."""
     cache = KvCacheConfig(tokens_per_block=BLOCK, enable_partial_reuse=True)
-    first = text(2 * BLOCK + 1, seed=43)
-    second = [*first[: BLOCK + 7], *text(2 * BLOCK, seed=44)]
-    wanted = bench.expected(second, 2)
     with bench.engine(cache=cache) as seen:
-        seen.ask(first)
-        mark = seen.log.mark()
-        seen.store(second)
-        ragged = [computed for _, computed, _ in seen.offers(mark) if computed % BLOCK]
-        result = seen.ask(second, 2)
-    if not ragged:
-        return unseen("the host did not match inside a block")
-    if not same(result, wanted):
-        return broken("logits differ after a match inside a block")
-    if result.num_loaded_tokens <= BLOCK:  # the first block is the first prompt's, too
-        return broken("what was computed behind a match inside a block was not stored")
-    return held(f"match of {ragged[0]} tokens, {result.num_loaded_tokens} tokens stored")
+        for seed in range(430, 430 + _TRIES):
+            first = text(2 * BLOCK + 1, seed=seed)
+            second = [*first[: BLOCK + 7], *text(2 * BLOCK, seed=seed + 10)]
+            seen.ask(first)
+            mark = seen.log.mark()
+            seen.store(second)
+            ragged = [computed for _, computed, _ in seen.offers(mark) if computed % BLOCK]
+            result = seen.ask(second, 2)
+            if not ragged:
+                return unseen("the host did not match inside a block")
+            if not same(result, bench.expected(second, 2)):
+                return broken("logits differ after a match inside a block")
+            loaded = result.num_loaded_tokens
+            if loaded > BLOCK:  # the first block is the first prompt's, too
+                return held(f"match of {ragged[0]} tokens, {loaded} tokens stored")
+    return broken("what was computed behind a match inside a block was not stored")
 
 
 def gives_every_page_back(bench: Bench) -> Verdict:
