@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +81,19 @@ def test_with_several_ranks_only_what_reports_named_counts() -> None:
     state.begin([[1, 2, 3, 4]])
     name_chunks(state, 3, geo)
     assert last_word(state, [*PROMPT, 9], geo, [[1, 2, 3, 4, 5]]) == LastWord(3)
+
+
+@pytest.mark.parametrize(("windows", "num_told"), [((0,), 0), ((0, 8), 2), ((8,), 1)])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_last_word_tells_what_windows_have_left(
+    windows: tuple[int, ...], num_told: int, num_ranks: int
+) -> None:
+    pages = [[-1, 2, 3, 4] if window else [1, 2, 3, 4] for window in windows]
+    geo = geometry(4, windows=windows, num_ranks=num_ranks)
+    state = RequestTable(geo).admit(facts(1, PROMPT), 1, 0.0)
+    state.begin([[1, 2, 3, 4] for _ in windows])
+    name_chunks(state, 3, geo)
+    assert list(last_word(state, [*PROMPT, 9], geo, pages).pages) == pages[:num_told]
 
 
 def test_what_bypasses_the_cache_is_not_named() -> None:

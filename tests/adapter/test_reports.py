@@ -339,6 +339,20 @@ def test_pages_come_by_group_and_with_each_chunk() -> None:
     assert [pages.tolist() for pages in metadata.new_pages] == [[9, 9], [10, 11, 3, 4]]
 
 
+def test_positions_are_told_where_windows_leave_pages_behind() -> None:
+    table = RequestTable(geometry(4, windows=(0, 8)))
+    table.admit(facts(1, PROMPT), 1, 0.0)
+    told = [build(table, Output([grouped(PROMPT, [[1, 2], [3, 4]], 0, 8)])).next_tokens]
+    size = len(PROMPT)
+    for number, (computed, scheduled) in enumerate([(8, size - 8), (size - 1, 1), (size, 1)]):
+        output = Output(cached_requests=[grouped([], [[], []], computed, scheduled)])
+        told.append(build(table, output, 2 + number).next_tokens)
+    # A generating request may be as much further as is scheduled, for overlap hides its last token.
+    assert [one.tolist() for one in told] == [[0], [8], [size], [size + 1]]
+    table, _ = table_with()
+    assert build(table, first(0, 6)).next_tokens.size == 0
+
+
 def test_another_number_of_groups_is_not_understood() -> None:
     table = RequestTable(geometry(4, windows=(0, 8)))
     table.admit(facts(1, PROMPT), 1, 0.0)
