@@ -90,6 +90,7 @@ class RankRig(EngineRig):
             assert time.monotonic() < end_s, [w.counters() for w in self.workers]
             self.iterate(Output())
             time.sleep(0.005)  # a pace, not a wait
+        self.scheduler.wait_for_initialization()  # what is held is found once all have mapped it
 
     def iterate(
         self, output: Output, finished: tuple[int, ...] = (), *, forward: Any = None
