@@ -18,55 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protocol import messages as m
 from protocol.layout import unpack_slots
-from protocol.namespace import LayerGroup, Namespace
 from server.core import effects as fx
-from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config, namespace
+from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
+from tests.server.core.world import SECOND, Engine, World, config
 
-CHAINS = ("x", "y", "z")
-LENGTH = 14
-SPACES: tuple[Namespace, ...] = (
-    namespace("one"),
-    namespace("two", page_bytes=2 * PAGE, chunk_blocks=2),
-    namespace(
-        "mla",
-        ranks=2,
-        groups=(LayerGroup(layers=(0,), page_bytes=PAGE, replicated=True),),
-    ),
-    namespace(
-        "window",
-        groups=(
-            LayerGroup(layers=(0,), page_bytes=PAGE),
-            LayerGroup(layers=(1,), page_bytes=PAGE, window_tokens=96),
-        ),
-    ),
-    namespace("tp", ranks=2),
-    namespace(
-        "windows only",
-        ranks=2,
-        chunk_blocks=2,
-        groups=(
-            LayerGroup(layers=(0,), page_bytes=PAGE, window_tokens=160),
-            LayerGroup(layers=(1,), page_bytes=2 * PAGE, window_tokens=32, replicated=True),
-        ),
-    ),
-    namespace(
-        "many groups",
-        ranks=2,
-        groups=(
-            LayerGroup(layers=(0,), page_bytes=PAGE, window_tokens=65),
-            LayerGroup(layers=(1,), page_bytes=2 * PAGE),
-            LayerGroup(layers=(2,), page_bytes=PAGE, replicated=True),
-        ),
-    ),
-)
 chains = st.sampled_from(CHAINS)
 numbers = st.integers(0, 1 << 16)
-
-
-def keys_of(name: str, branch: int) -> list[bytes]:
-    """Chains that share a prefix: branch 1 leaves branch 0 in the middle."""
-    trunk = chain(name, LENGTH)
-    return trunk if not branch else trunk[: LENGTH // 2] + chain(f"{name}b", LENGTH)[LENGTH // 2 :]
 
 
 class CoreMachine(RuleBasedStateMachine):
