@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from adapter.config import ENV_BUDGET_MS, ENV_HELD_PERCENT, ENV_LOAD_MODE, make_kv_connector_config
@@ -168,6 +169,7 @@ def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject 
         kv_cache_config=setup.cache if url else _reference_cache(setup),
         kv_connector_config=_connector(url),
         max_num_tokens=setup.max_num_tokens,
+        speculative_config=_speculative(setup) if url else None,
         enable_chunked_prefill=setup.is_chunked,
     )
     options = setup.options if url else _reference_options(setup)
@@ -195,6 +197,12 @@ def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject 
         environ=setup.environ,
     ) as engine:
         yield RankedSubject(engine)
+
+
+def _speculative(setup: Setup) -> SimpleNamespace | None:
+    """What an engine whose drafts are its own says of them: a connector goes by it."""
+    count = setup.options.num_drafts
+    return SimpleNamespace(decoding_type="MTP", num_nextn_predict_layers=count) if count else None
 
 
 def _reference_cache(setup: Setup) -> KvCacheConfig:

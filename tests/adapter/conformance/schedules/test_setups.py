@@ -110,3 +110,12 @@ def test_models_are_written_once(tmp_path: Path) -> None:
         with opened(setup_of(PLAIN), tmp_path, None):
             pass
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_engine_with_drafts_says_so_in_its_arguments(tmp_path: Path) -> None:
+    for life, said in (("drafts", True), ("plain", False)):
+        setup = setup_of(Combination("E2", life, "v1", "sync", "1"))
+        with opened(setup, tmp_path, f"ipc://{tmp_path}/nobody.sock") as subject:
+            assert isinstance(subject, SoloSubject)
+            assert (subject.engine.llm_args.speculative_config is not None) is said
+            assert bool(subject.engine.options.num_drafts) is said
