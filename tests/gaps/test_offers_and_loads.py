@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
 
+from adapter.conformance.host.options import HostOptions
 from adapter.conformance.kit import checks_loads, checks_offers, checks_saves
 from adapter.conformance.kit.bench import BLOCK, Bench, same, text
 from adapter.conformance.kit.verdict import Outcome
@@ -48,6 +51,17 @@ def test_row_04_chunked_prefill_publishes_computed_blocks_only(bench: Bench) -> 
 def test_row_05_generated_blocks_are_stored(bench: Bench) -> None:
     verdict = checks_saves.saves_what_is_generated(bench)
     assert verdict.outcome is Outcome.HELD, verdict.evidence
+
+
+def test_row_05_generated_blocks_are_stored_without_rejected_drafts(bench: Bench) -> None:
+    prompt = text(BLOCK + 1, seed=51)
+    mtp = SimpleNamespace(decoding_type="MTP", num_nextn_predict_layers=3)
+    with bench.engine(HostOptions(num_drafts=3), speculative_config=mtp) as seen:
+        answer = seen.store(prompt, 3 * BLOCK).tokens
+        talk = [*prompt, *answer, *text(3, seed=52)]
+        result = seen.ask(talk, 2)
+    assert result.num_loaded_tokens > 2 * BLOCK
+    assert same(result, bench.expected(talk, 2))
 
 
 def test_row_08_a_ragged_match_drops_the_load_and_keeps_the_save(bench: Bench) -> None:
