@@ -20,7 +20,7 @@ from protocol import messages as m
 from protocol.layout import unpack_slots
 from server.core import effects as fx
 from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
-from tests.server.core.world import SECOND, Engine, World, config
+from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config
 
 chains = st.sampled_from(CHAINS)
 numbers = st.integers(0, 1 << 16)
