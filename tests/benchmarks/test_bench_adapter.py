@@ -18,7 +18,7 @@ def test_a_prompt_of_sixteen_times_the_length_costs_the_same_per_step() -> None:
     long = bench_adapter.measure(ACTIVE, 8192, CYCLES, "256M")
     assert short["saved_chunks"] >= ACTIVE * 16
     assert long["saved_chunks"] >= ACTIVE * 256
-    assert long["least"] < 3 * short["least"], (short, long)
+    assert long["least"] < 1.8 * short["least"], (short, long)
 
 
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from adapter.conformance.coverage.combine import (
     pairs_of,
     why_illegal,
 )
+from adapter.conformance.coverage.declined import DECLINED, UNPLAYED
 from adapter.conformance.coverage.dimensions import DIMENSIONS, Dimension
 from adapter.conformance.coverage.refused import REFUSED
 from adapter.conformance.coverage.rules import RULES
@@ -37,7 +38,8 @@ has it.
 
 def render() -> str:
     """The whole page, Markdown."""
-    return "\n".join([_HEAD, *_values(), *_matrices(), *_reasons(), *_list(), *_refused()]) + "\n"
+    parts = (_values(), _matrices(), _reasons(), _list(), _refused(), _declined(), _unplayed())
+    return "\n".join([_HEAD, *itertools.chain(*parts)]) + "\n"
 
 
 def _values() -> Iterator[str]:
@@ -104,9 +106,26 @@ def _list() -> Iterator[str]:
 
 
 def _refused() -> Iterator[str]:
-    yield "## Refused or declined\n"
+    yield "## Refused\n"
     yield "What the interface hands over incompletely is not cached; the engine goes on, with one"
     yield "line in its log.\n"
     yield "| what | line in the log begins with | contract | test |\n| --- | --- | --- | --- |"
     for case in REFUSED:
         yield f"| {case.what} | {case.line} | {case.source} | `{case.test}` |"
+    yield ""
+
+
+def _declined() -> Iterator[str]:
+    yield "## Declined\n"
+    yield "A cached engine goes without these, request by request.\n"
+    yield "| what | what happens instead | contract | test |\n| --- | --- | --- | --- |"
+    for one in DECLINED:
+        yield f"| {one.what} | {one.instead} | {one.source} | `{one.test}` |"
+    yield ""
+
+
+def _unplayed() -> Iterator[str]:
+    yield "## What the conformance host does not play\n"
+    yield "| what | contract | instead |\n| --- | --- | --- |"
+    for what, source, instead in UNPLAYED:
+        yield f"| {what} | {source} | {instead} |"

@@ -1,0 +1,86 @@
+"""What a cached engine does without, and where this host stays behind the contract.
+
+Must not know: the adapter's code. Plain data; a test looks each named test up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Something that a cached engine asks for and does not get.
+
+    Attributes:
+        what: the situation.
+        instead: what happens.
+        source: section of the host contract.
+        test: file and function.
+    """
+
+    what: str
+    instead: str
+    source: str
+    test: str
+
+
+DECLINED: Final = (
+    Declined(
+        "a device match that ends inside a block (partial reuse on)",
+        "nothing is offered to that request, it is saved all the same; one line says how to switch "
+        "partial reuse off",
+        "§9 rule 2",
+        "tests/adapter/test_scheduler.py::test_an_unaligned_match_is_explained_once",
+    ),
+    Declined(
+        "another request in the iteration of such a match",
+        "nothing is offered: the host copies that page on a stream nobody can wait for",
+        "§5",
+        "tests/adapter/test_scheduler.py::test_no_load_beside_a_partial_match_of_the_same_iteration",
+    ),
+    Declined(
+        "asynchronous loads where pages are freed under a running load",
+        "loads are synchronous, one line says so",
+        "§6, Cancelled/failed",
+        "tests/adapter/test_worker_modes.py::test_a_mode_that_is_not_safe_here_is_not_taken",
+    ),
+    Declined(
+        "loads by layer in an engine whose hooks do not fire for every layer",
+        "the whole load is awaited before the forward",
+        "§9 rule 14",
+        "tests/adapter/test_worker_modes.py::test_an_engine_without_hooks_loads_whole",
+    ),
+    Declined(
+        "media without digests, and other inputs that tokens do not tell",
+        "that request is neither loaded nor saved",
+        "§8",
+        "tests/gaps/test_identity.py::test_row_07_salt_adapter_and_media_are_in_the_key",
+    ),
+)
+
+UNPLAYED: Final = (
+    (
+        "draft tokens with the overlap scheduler",
+        "§3, Positions",
+        "drafts are played without overlap",
+    ),
+    (
+        "one call of every hook more under overlap in early E1",
+        "§5, last paragraph but two",
+        "E1 is called as often as E2",
+    ),
+    (
+        "V1 with a short sliding window, which ends its executor",
+        "§11",
+        "the adapter refuses such engines",
+    ),
+    ("the aggressive mode and `reserve_prefix`", "§3; §5", "the adapter implements neither"),
+    (
+        "cudaMalloc'd and virtual-memory pools",
+        "§7",
+        "host memory, shared or private, stands in for both",
+    ),
+)
+"""What the conformance host does not play: what, section, what it does instead."""
