@@ -93,4 +93,21 @@ def check_pages_back(engine: TensorParallelEngine | AttentionDpEngine) -> None:
         assert engine.stats(rank).connector.get("held_pages", 0) == 0
 
 
+class Survivors(dict[int, TensorParallelEngine]):
+    """Engines by degree, made when asked for, that must not notice what happens to others."""
+
+    def __init__(self, make: Callable[[int], TensorParallelEngine]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, size: int) -> TensorParallelEngine:
+        self[size] = self._make(size)
+        return self[size]
+
+    @property
+    def num_ranks(self) -> int:
+        """How many sessions they hold on their server."""
+        return sum(self)
+
+
 Reference = Callable[[list[int], int], Any]

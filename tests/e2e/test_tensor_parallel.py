@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,6 +22,7 @@ from tests.adapter.enginerig import launched  # noqa: E402
 from tests.e2e.ranked import (  # noqa: E402
     WAIT_S,
     Reference,
+    Survivors,
     await_registered,
     check_nothing_left,
     check_pages_back,
@@ -96,10 +98,13 @@ def references(model: Path, latent: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def survivor(server: ServerProcess, model: Path) -> Iterator[Any]:
-    """An engine of two ranks that must not notice what happens to others."""
-    with split(model, server.url, 2) as host:
-        yield host
+def survivors(server: ServerProcess, model: Path) -> Iterator[Survivors]:
+    with ExitStack() as stack:
+        yield Survivors(lambda size: stack.enter_context(split(model, server.url, size)))
+
+
+def rarely(*row: Any) -> Any:
+    return pytest.param(*row, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -196,37 +201,41 @@ def test_layouts(
     check_nothing_left(server, 0)
 
 
+@pytest.mark.parametrize(("size", "late"), [(2, 1), rarely(4, 3)])
 def test_a_hit_only_when_every_rank_holds_its_share(
-    server: ServerProcess, model: Path, references: Any, survivor: Any
+    server: ServerProcess, model: Path, references: Any, survivors: Survivors, size: int, late: int
 ) -> None:
-    """Rank 1's saves are seconds late: until then nothing of it is offered to anybody."""
+    """One rank's saves are seconds late: until then nothing of it is offered to anybody."""
+    survivor = survivors[size]
     text = prompt(5 * BLOCK + 2, seed=300)
-    with split(model, server.url, 2) as host:
-        host.delay(1, 3.0, "STORE.before")
-        assert same(host.submit(text, 3).result(WAIT_S), references(2)(text, 3))
+    with split(model, server.url, size) as host:
+        host.delay(late, 3.0, "STORE.before")
+        assert same(host.submit(text, 3).result(WAIT_S), references(size)(text, 3))
         assert wait_until(lambda: host.stats(0).passes.get("COMMIT.after", 0) > 0, 2.0)
         result = survivor.submit(text, 3).result(WAIT_S)
         assert result.num_loaded_tokens == 0
-        assert same(result, references(2)(text, 3))
+        assert same(result, references(size)(text, 3))
         survivor.forget_reuse(WAIT_S)
-        host.forget_reuse(WAIT_S)  # waits for the saves of both ranks
+        host.forget_reuse(WAIT_S)  # waits for the saves of all ranks
         result = host.submit(text, 3).result(WAIT_S)
         assert result.num_loaded_tokens == 5 * BLOCK
-        assert same(result, references(2)(text, 3))
+        assert same(result, references(size)(text, 3))
         host.forget_reuse(WAIT_S)
         check_pages_back(host)
-    check_nothing_left(server, 2)
+    check_nothing_left(server, survivors.num_ranks)
 
 
+@pytest.mark.parametrize(("size", "rank"), [(2, 1), (4, 3)])
 def test_a_rank_that_loads_seconds_late(
-    server: ServerProcess, model: Path, references: Any, survivor: Any
+    server: ServerProcess, model: Path, references: Any, survivors: Survivors, size: int, rank: int
 ) -> None:
+    survivor = survivors[size]
     text = prompt(5 * BLOCK + 2, seed=310)
     survivor.submit(text, 3).result(WAIT_S)
     survivor.forget_reuse(WAIT_S)
-    with split(model, server.url, 2) as host:
+    with split(model, server.url, size) as host:
         for point in ("copy.before", "bound"):
-            host.delay(1, 2.0, point)
+            host.delay(rank, 2.0, point)
             late = host.submit(text, 3)
             began_s = time.monotonic()
             other = survivor.submit(text, 3).result(WAIT_S)
@@ -234,111 +243,133 @@ def test_a_rank_that_loads_seconds_late(
             assert other.num_loaded_tokens == 5 * BLOCK
             result = late.result(WAIT_S)
             assert result.num_loaded_tokens == 5 * BLOCK
-            assert same(result, references(2)(text, 3))
+            assert same(result, references(size)(text, 3))
             for one in (survivor, host):
                 one.forget_reuse(WAIT_S)
-    check_nothing_left(server, 2)
+    check_nothing_left(server, survivors.num_ranks)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), rarely(4, 3)])
 def test_a_load_that_fails_on_one_rank_ends_that_job_alone(
-    server: ServerProcess, model: Path, references: Any, survivor: Any, rank: int
+    server: ServerProcess, model: Path, references: Any, survivors: Survivors, size: int, rank: int
 ) -> None:
+    survivor = survivors[size]
     text = prompt(5 * BLOCK + 2, seed=320 + rank)
     survivor.submit(text, 3).result(WAIT_S)
     survivor.forget_reuse(WAIT_S)
-    with split(model, server.url, 2) as host:
+    with split(model, server.url, size) as host:
         host.arm(rank, "copy.before", "fail")
         with pytest.raises(HostError):
             host.submit(text, 3).result(WAIT_S)
         assert "injected at copy.before" in host.wait_dead(15.0)
-    check_nothing_left(server, 2)
+    check_nothing_left(server, survivors.num_ranks)
     result = survivor.submit(text, 3).result(WAIT_S)
     assert result.num_loaded_tokens == 5 * BLOCK
-    assert same(result, references(2)(text, 3))
+    assert same(result, references(size)(text, 3))
     survivor.forget_reuse(WAIT_S)
     check_pages_back(survivor)
 
 
+@pytest.mark.parametrize(("size", "rank"), [(2, 1), rarely(4, 3)])
 def test_a_rank_that_lost_its_mapping_does_not_serve_a_promise(
-    server: ServerProcess, model: Path, references: Any, survivor: Any
+    server: ServerProcess, model: Path, references: Any, survivors: Survivors, size: int, rank: int
 ) -> None:
     """The offer stands, one rank's share cannot be read: that job ends rather than compute on."""
+    survivor = survivors[size]
     text = prompt(5 * BLOCK + 2, seed=330)
     survivor.submit(text, 3).result(WAIT_S)
     survivor.forget_reuse(WAIT_S)
-    with split(model, server.url, 2) as host:
-        assert host.call(1, "tests.e2e.rankpoints:lose_extents") > 0
+    with split(model, server.url, size) as host:
+        assert host.call(rank, "tests.e2e.rankpoints:lose_extents") > 0
         victim = host.submit(text, 3)
         with pytest.raises(HostError):
             victim.result(WAIT_S)
-        assert "rank 1" in host.wait_dead(15.0)
+        assert f"rank {rank}" in host.wait_dead(15.0)
         assert "LoadError" in str(host.job.causes)
-    check_nothing_left(server, 2)
+    check_nothing_left(server, survivors.num_ranks)
     result = survivor.submit(text, 3).result(WAIT_S)
     assert result.num_loaded_tokens == 5 * BLOCK
-    assert same(result, references(2)(text, 3))
+    assert same(result, references(size)(text, 3))
     survivor.forget_reuse(WAIT_S)
 
 
 LOADING = [
-    *((0, point) for point in ("LOOKUP.after", "RETRIEVE.after", "bound")),
-    *((1, point) for point in ("copy.before", "copy.after")),
+    *((2, 0, point) for point in ("LOOKUP.after", "RETRIEVE.after", "bound")),
+    *((2, 1, point) for point in ("copy.before", "copy.after")),
+    (4, 3, "copy.before"),
 ]
 MORE_LOADING = [
-    *((0, point) for point in ("LOOKUP.before", "RETRIEVE.before", "queried", "copy.before")),
-    *((1, point) for point in ("bound", "launched")),
+    *((2, 0, point) for point in ("LOOKUP.before", "RETRIEVE.before", "queried", "copy.before")),
+    *((2, 1, point) for point in ("bound", "launched")),
+    *((4, 0, point) for point in ("LOOKUP.after", "RETRIEVE.after", "queried", "copy.after")),
+    *((4, 3, point) for point in ("bound", "copy.after")),
 ]
-SAVING = [(0, "STORE.after"), (0, "COMMIT.before"), (1, "answered"), (1, "COMMIT.before")]
+SAVING = [
+    (2, 0, "STORE.after"),
+    (2, 0, "COMMIT.before"),
+    (2, 1, "answered"),
+    (2, 1, "COMMIT.before"),
+]
 MORE_SAVING = [
-    *((0, point) for point in ("STORE.before", "answered", "COMMIT.after")),
-    *((1, point) for point in ("STORE.before", "STORE.after", "COMMIT.after")),
+    *((2, 0, point) for point in ("STORE.before", "answered", "COMMIT.after")),
+    *((2, 1, point) for point in ("STORE.before", "STORE.after", "COMMIT.after")),
+    *((4, rank, point) for rank in (0, 3) for point in ("STORE.after", "COMMIT.before")),
 ]
 
 
-def rarely(points: list[tuple[int, str]]) -> list[Any]:
-    return [pytest.param(*point, marks=pytest.mark.slow) for point in points]
-
-
-@pytest.mark.parametrize(("rank", "point"), [*LOADING, *rarely(MORE_LOADING)])
+@pytest.mark.parametrize(("size", "rank", "point"), [*LOADING, *starmap(rarely, MORE_LOADING)])
 def test_a_rank_killed_while_loading(
-    server: ServerProcess, model: Path, references: Any, survivor: Any, rank: int, point: str
+    server: ServerProcess,
+    model: Path,
+    references: Any,
+    survivors: Survivors,
+    size: int,
+    rank: int,
+    point: str,
 ) -> None:
+    survivor = survivors[size]
     text = prompt(5 * BLOCK + 2, seed=400)
     survivor.submit(text, 3).result(WAIT_S)
     survivor.forget_reuse(WAIT_S)
-    with split(model, server.url, 2) as host:
+    with split(model, server.url, size) as host:
         host.arm(rank, point, "die")
         victim = host.submit(text, 3)
         assert f"{rank}: -9" in host.wait_dead(15.0)
         with pytest.raises(HostError):
             victim.result(WAIT_S)
-    check_nothing_left(server, 2)
+    check_nothing_left(server, survivors.num_ranks)
     result = survivor.submit(text, 3).result(WAIT_S)
     assert result.num_loaded_tokens == 5 * BLOCK
-    assert same(result, references(2)(text, 3))
+    assert same(result, references(size)(text, 3))
     survivor.forget_reuse(WAIT_S)
     check_pages_back(survivor)
 
 
-@pytest.mark.parametrize(("rank", "point"), [*SAVING, *rarely(MORE_SAVING)])
+@pytest.mark.parametrize(("size", "rank", "point"), [*SAVING, *starmap(rarely, MORE_SAVING)])
 def test_a_rank_killed_while_saving(
-    server: ServerProcess, model: Path, references: Any, survivor: Any, rank: int, point: str
+    server: ServerProcess,
+    model: Path,
+    references: Any,
+    survivors: Survivors,
+    size: int,
+    rank: int,
+    point: str,
 ) -> None:
     """Whatever became of the save: who asks for the prompt gets right bytes or computes."""
+    survivor = survivors[size]
     text = prompt(5 * BLOCK + 2, seed=crc32(f"{rank} {point}".encode()))
-    with split(model, server.url, 2) as host:
+    with split(model, server.url, size) as host:
         host.arm(rank, point, "die")
         victim = host.submit(text, 3)
         assert f"{rank}: -9" in host.wait_dead(15.0)
         try:
-            assert same(victim.result(WAIT_S), references(2)(text, 3))  # before the save
+            assert same(victim.result(WAIT_S), references(size)(text, 3))  # before the save
         except HostError:
             pass
-    check_nothing_left(server, 2)
+    check_nothing_left(server, survivors.num_ranks)
     for turn in range(2):
         result = survivor.submit(text, 3).result(WAIT_S)
-        assert same(result, references(2)(text, 3))
+        assert same(result, references(size)(text, 3))
         survivor.forget_reuse(WAIT_S)
         if turn:
             assert result.num_loaded_tokens == 5 * BLOCK, "what one engine left undone another does"
