@@ -118,7 +118,7 @@ class TextActs:
 
     def engine_a(self, outcome: Outcome, report: Report) -> None:
         """Prefill and generate in a first engine, let it save, and kill it."""
-        engine = self._start("engine-A", self.server.url, _LARGE_POOL)
+        engine = self._start("engine-A", self.server.url, _LARGE_POOL, EXACT)
         engine.submit([(p.name, p.tokens) for p in self._prompts], MAX_NEW_TOKENS)
         answers = engine.collect()
         report(1, 2)

@@ -21,7 +21,8 @@ EXTENT_BYTES: Final = 16 << 20
 EXACT: Final = {
     # The machine may be busy with other things: a late answer is no miss here.
     "TRTLLM_KVKEEP_QUERY_BUDGET_MS": "500",
-    # The pool holds one prompt, and nobody waits for its pages while they are being saved.
+    # B's pool holds one prompt, and A's requests end together: whatever share of the pool
+    # finished requests may keep, on a busy machine it is too little for all to be saved.
     "TRTLLM_KVKEEP_HELD_PAGES_PERCENT": "100",
 }
 """Settings of the connector in engines whose hits are counted exactly."""
