@@ -23,6 +23,8 @@ from adapter.conformance.kit.rules import RULES, Rule
 from adapter.conformance.kit.shim import compare_installed
 from adapter.conformance.kit.verdict import Outcome, Verdict, broken
 from adapter.conformance.schedules.service import serving
+from adapter.serverurl import check_url
+from protocol.errors import ConfigError
 
 EXIT_BROKEN: Final = 1
 EXIT_UNUSABLE: Final = 2
@@ -38,8 +40,17 @@ def main(arguments: list[str]) -> int:
 
     Returns:
         0 when no rule was broken, 1 when one was, 2 when the connector cannot be loaded.
+
+    Raises:
+        SystemExit: 2, for options that are wrong; they are named on stderr.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.server_url is not None and options.module == CONNECTOR_MODULE:
+        try:
+            check_url(options.server_url, "--server-url")
+        except ConfigError as error:
+            parser.error(str(error))
     console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 140)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvkeep-kit-")))
@@ -100,7 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     sources = list(dict.fromkeys(rule.source for rule in RULES))
     parser.add_argument(
-        "--rule", action="append", choices=sources, metavar="§", help="e.g. §9.1; repeatable"
+        "--rule",
+        action="append",
+        type=lambda text: f"§{text.lstrip('§')}",
+        choices=sources,
+        metavar="§",
+        help="e.g. 9.1 or §9.1, one section of the contract; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
     return parser

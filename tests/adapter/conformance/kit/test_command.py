@@ -62,6 +62,21 @@ def test_a_rule_that_is_not_there_checks_nothing_and_says_so(
     assert "§9.11" in capsys.readouterr().err
 
 
+def test_a_rule_is_found_without_its_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--rule", "12.17", "--json"]) == 0
+    sources = [rule["source"] for rule in json.loads(capsys.readouterr().out)["rules"]]
+    assert sources == ["§12.17"]
+
+
+def test_a_wrong_url_breaks_no_rule_but_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["conformance", "--server-url", "nowhere"])
+    shown = capsys.readouterr()
+    assert "--server-url" in shown.err
+    assert "ipc:///absolute/path" in shown.err
+    assert "BROKEN" not in shown.out
+
+
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "conformance" in capsys.readouterr().err
