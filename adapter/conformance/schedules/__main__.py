@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adapter.conformance.coverage.combine import combinations
-from adapter.conformance.coverage.dimensions import MODE, Combination
+from adapter.conformance.coverage.dimensions import MODE, RANKS, Combination
 from adapter.conformance.schedules.play import PlayError, Tally
 from adapter.conformance.schedules.service import serving
 from adapter.conformance.schedules.sweep import Sweep
@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps(result, indent=2))
     else:
-        Console().print(_table(result))
+        # A table for 80 columns cuts its headings; a pipe has room.
+        Console(width=None if sys.stdout.isatty() else 140).print(_table(result))
     return 1 if result["errors"] else 0
 
 
@@ -105,12 +106,25 @@ def _table(result: dict[str, Any]) -> Table:
     return table
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:  # none played would be told as none wrong
+        raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m adapter.conformance.schedules")
+    parser = argparse.ArgumentParser(
+        prog="python -m adapter.conformance.schedules",
+        description="Plays random requests through the connector, the conformance host and a "
+        "server, and compares each answer with that of an engine without a cache.",
+    )
     parser.add_argument("--seed", type=int, help="of an earlier run; a fresh one otherwise")
-    parser.add_argument("--count", type=int, default=25, help="schedules of each mode")
+    parser.add_argument("--count", type=_positive, default=25, help="schedules of each mode (25)")
     parser.add_argument("--mode", action="append", choices=MODE.names, help="repeatable")
-    parser.add_argument("--ranks", action="append", help="only these, e.g. 1; repeatable")
+    parser.add_argument(
+        "--ranks", action="append", choices=RANKS.names, help="only these; repeatable"
+    )
     parser.add_argument("--json", action="store_true", help="JSON in place of the table")
     return parser
 

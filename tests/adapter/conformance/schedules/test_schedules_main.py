@@ -54,6 +54,12 @@ def test_an_error_is_told_and_the_others_go_on(
     assert "of something else" in result["errors"][1]
 
 
+@pytest.mark.parametrize("arguments", [["--count", "0"], ["--count", "-1"], ["--ranks", "9"]])
+def test_what_would_play_nothing_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(arguments)
+
+
 def test_the_table_shows_counts_and_errors() -> None:
     tally = Tally(schedules=3, compared=41, errors=["E9-some: seed 5: logits differ"])
     out = io.StringIO()
@@ -66,9 +72,9 @@ def test_a_seed_is_drawn_and_shown_when_none_is_given(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sweep, "run", lambda *_: None)
-    assert command.main(["--count", "0", "--mode", "async", "--ranks", "1"]) == 0
+    assert command.main(["--count", "1", "--mode", "async", "--ranks", "1"]) == 0
     first = capsys.readouterr().err.split("\n")[0]
-    assert command.main(["--count", "0", "--mode", "async", "--ranks", "1"]) == 0
+    assert command.main(["--count", "1", "--mode", "async", "--ranks", "1"]) == 0
     assert first.startswith("seed ")
     assert first != capsys.readouterr().err.split("\n")[0]
 
