@@ -26,6 +26,8 @@ SCHEDULES_PER_MODE = 520
 COMBINATION_ROUNDS = 3
 """Schedules of each combination."""
 
+COMBINATIONS = ("tests/e2e/test_combinations.py", "tests/e2e/test_combinations_ranked.py")
+
 PROPERTY_ROUNDS = 5
 """Rounds of all property tests, each with a seed of its own and twice the usual examples."""
 
@@ -83,8 +85,16 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
         )
     more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
     folders = ("tests/faults", "tests/e2e")
+    # Unless it is the short run: combinations have a step of their own.
+    apart = () if quick else tuple(f"--ignore={path}" for path in COMBINATIONS)
     steps.append(
-        _tests("fault rows and end to end", build / "slow-e2e.xml", ("-m", MARKS, *folders), more)
+        _tests(
+            "fault rows and end to end",
+            build / "slow-e2e.xml",
+            ("-m", MARKS, *folders, *apart),
+            more,
+            limit_s=1200,
+        )
     )
     demo = build / "slow-demo.json"
     arguments = ("--quick",) if quick else ()
@@ -133,11 +143,12 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
     if quick:
         return steps
     rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
-    tests = ("tests/e2e/test_combinations.py", "tests/e2e/test_combinations_ranked.py")
     report = build / "slow-combinations.xml"
     return [
         *steps,
-        _tests("combinations", report, (*tests, "--timeout=600"), rounds, 3600, may_skip=False),
+        _tests(
+            "combinations", report, (*COMBINATIONS, "--timeout=600"), rounds, 3600, may_skip=False
+        ),
         Step(
             "agentic",
             (*module, "adapter.conformance.agentic", "--json", str(agentic)),
