@@ -1,8 +1,9 @@
 """``make slow``: the full counts behind what this project claims, with verdicts, in one file.
 
-``python -m tests.slow [--seed N] [--quick] [--record]``. Shows each step while it runs and writes
-``build/slow.json`` after each, so that a run that is broken off tells what it has. ``--record``
-copies the file to ``docs/measured/``. Exit code 0 when everything ran and every target was met.
+``python -m tests.slow [--seed N] [--quick] [--step NAME]… [--record]``. Shows each step while it
+runs and writes ``build/slow.json`` after each, so that a run that is broken off tells what it has.
+``--record`` copies the file to ``docs/measured/``. Exit code 0 when everything ran and every target
+was met.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--quick", action="store_true", help="fewer rounds, to try the runner")
     parser.add_argument("--record", action="store_true", help="copy the file to docs/measured")
+    parser.add_argument("--step", action="append", help="only this one, by name; repeatable")
     options = parser.parse_args(arguments)
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
@@ -59,6 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     path = build / "slow.json"
     steps = plan(options.seed, build, options.quick)
+    if options.step:
+        unknown = set(options.step) - {step.name for step in steps}
+        if unknown:
+            parser.error(f"no step {sorted(unknown)}; there are: {[s.name for s in steps]}")
+        steps = [step for step in steps if step.name in options.step]
+        document["only"] = options.step
     print(f"seed {options.seed}, {len(steps)} steps, figures go to {path}", flush=True)
     began_s = time.monotonic()
     for number, step in enumerate(steps, start=1):
@@ -159,7 +167,8 @@ def show(document: dict[str, Any]) -> None:
 def record(document: dict[str, Any], path: Path) -> None:
     """Keeps a run in the repository, named after the commit it was made on."""
     commit = str(document["machine"]["commit"] or "unknown").replace("+", "-changed")
-    target = ROOT / "docs" / "measured" / f"issue3-{commit}.json"
+    part = "-part" if "only" in document else ""
+    target = ROOT / "docs" / "measured" / f"issue3-{commit}{part}.json"
     target.parent.mkdir(exist_ok=True)
     shutil.copyfile(path, target)
     print(f"kept as {target.relative_to(ROOT)}")

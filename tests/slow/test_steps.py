@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow.__main__ import run_step
+from tests.slow.__main__ import main, run_step
 from tests.slow.figure import Figure
 from tests.slow.steps import Step, plan, read_bench, read_demo, read_junit
 
@@ -120,3 +120,10 @@ def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
     host = {"schedules", "combinations", "conformance kit", "agentic", "adapter cpu"}
     assert host <= set(names)
     assert len(names) > len(plan(1, tmp_path, quick=True))
+
+
+def test_a_step_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--step", "bench", "--step", "no such step"])
+    assert end.value.code == 2
+    assert "no step ['no such step']" in capsys.readouterr().err
