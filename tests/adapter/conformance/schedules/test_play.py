@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
+
 from adapter.conformance.schedules import play as playing
 from adapter.conformance.schedules.draw import Shape, draw, repeatable
 from adapter.conformance.schedules.play import PlayError, Tally, play, play_again

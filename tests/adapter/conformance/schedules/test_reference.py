@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("torch")
+
 from adapter.conformance.schedules.draw import Ask
 from adapter.conformance.schedules.reference import Reference
 from tests.adapter.conformance.schedules.fakes import FakeSubject
