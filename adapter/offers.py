@@ -35,6 +35,7 @@ from protocol.ids import LeaseId
 from protocol.layout import unpack_slots
 from protocol.messages import (
     Body,
+    EndSession,
     Lookup,
     LookupReply,
     Request,
@@ -51,6 +52,7 @@ _UNMAPPED: Final = "extents_unmapped"
 _MAPPING_POLL_S: Final = 0.005
 _STATS_S: Final = 0.5
 _CLOSE_S: Final = 0.2
+_END_S: Final = 1.0
 
 
 class IterationBudget:
@@ -226,6 +228,7 @@ class OfferDesk:
             stop_block = stop_chunk * chunk
         lease = LeaseId(found.lease)
         offer = self._retrieve(joined, lease, window.first_block, stop_block)
+        self._end_rest(joined, state)
         if offer is None:
             return Answer(ready, None, "not all of it can be read any more")
         return Answer(ready, offer)
@@ -289,6 +292,23 @@ class OfferDesk:
             behind = first_chunk + len(offer.slots)
             self._link.release(lease, behind, len(slots) - len(offer.slots), all_readers=True)
         return offer
+
+    def _end_rest(self, joined: Joined, state: RequestState) -> None:
+        """What was not retrieved, as the device holds it itself, stays leased no longer.
+
+        A request that is cancelled without a callback would keep it from eviction. It goes over
+        this connection, without waiting, so that it cannot overtake a later question about the
+        same request; if it cannot be sent, the request's end does it.
+        """
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            channel.submit(EndSession(session=joined.session, request=state.key), _END_S, joined)
+            state.asked = False
+        except KvkeepError:
+            pass
+        channel.poll(0)  # answers of earlier ones, which nobody asks for
 
     def _end(self, state: RequestState) -> None:
         self._link.end_request(state.key)
