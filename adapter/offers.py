@@ -202,9 +202,19 @@ class OfferDesk:
             self._budget.spend_since(self._begin_s)
 
     def _ask(self, joined: Joined, state: RequestState, window: LoadWindow) -> Answer:
+        state.asked = True
+        try:
+            return self._look_up(joined, state, window)
+        except KvkeepError:
+            # Its lease may have been granted all the same, and would be kept from eviction until
+            # the request ends, or expires if it ends without a callback. Only a question about the
+            # same request that this overtakes is answered by a miss.
+            self._link.end_request(state.key)
+            raise
+
+    def _look_up(self, joined: Joined, state: RequestState, window: LoadWindow) -> Answer:
         chunk = self._geometry.chunk_blocks
         num_chunks = min(window.num_chunks, joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE)
-        state.asked = True
         found = self._call(
             joined,
             Lookup(

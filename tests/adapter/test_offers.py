@@ -156,10 +156,12 @@ def refuse(body: Any) -> Body:
 def test_a_refused_retrieve_is_a_miss_and_given_back(server: Responder, desk: OfferDesk) -> None:
     serve(server, 7)
     server.handlers[Op.RETRIEVE] = refuse
-    answer, _ = ask(desk)
+    answer, state = ask(desk)
     assert answer.offer is None
     assert "refused" in answer.why
     until(lambda: server.bodies(Op.RELEASE))
+    until(lambda: [body.request for body in server.bodies(Op.END_SESSION)] == [state.key])
+    assert state.asked, "its end at the server is repeated when the request ends"
 
 
 def test_a_malformed_slot_blob_is_a_miss_and_given_back(server: Responder, desk: OfferDesk) -> None:
