@@ -95,6 +95,25 @@ class PoolAccepted(
     pool: Bytes16
 
 
+class Drained(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag="drained",
+    tag_field="type",
+):
+    """This process reads nothing more of what a former incarnation of the server gave it.
+
+    Attributes:
+        epoch: that incarnation.
+        token: from its Welcome, or empty; tells the process where its number does not.
+    """
+
+    epoch: Bytes16
+    token: Annotated[bytes, Meta(max_length=ID_BYTES)] = b""
+
+
 class ExtentGiven(
     msgspec.Struct,
     frozen=True,
@@ -166,7 +185,7 @@ class SideError(
     pool: Annotated[bytes, Meta(max_length=ID_BYTES)] = b""
 
 
-FromClient = SideHello | PoolOffer
+FromClient = SideHello | PoolOffer | Drained
 FromServer = Welcome | PoolAccepted | ExtentGiven | ExtentTaken | SideError
 
 

@@ -275,6 +275,10 @@ class SideSocket:
             return
         if not peer.joined:
             raise RequestError(ErrorCode.UNAUTHENTICATED, "the first packet must be a hello")
+        if isinstance(message, side.Drained):
+            if fds or cut:
+                raise RequestError(ErrorCode.NO_DESCRIPTORS, "this packet carries no descriptor")
+            return
         if len(fds) != limits.MAX_FDS_PER_PACKET or cut:
             raise RequestError(
                 ErrorCode.NO_DESCRIPTORS,

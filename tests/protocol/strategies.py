@@ -23,6 +23,7 @@ PACKETS: tuple[type[Any], ...] = (
     side.SideHello,
     side.Welcome,
     side.PoolOffer,
+    side.Drained,
     side.PoolAccepted,
     side.ExtentGiven,
     side.ExtentTaken,

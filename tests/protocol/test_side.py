@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode, RequestError
 from tests.protocol import strategies
 from tests.protocol.strategies import refused, valid_plain
 
-FROM_CLIENT = (side.SideHello, side.PoolOffer)
+FROM_CLIENT = (side.SideHello, side.PoolOffer, side.Drained)
 FROM_SERVER = (
     side.Welcome,
     side.PoolAccepted,
@@ -26,6 +26,7 @@ TYPES = {
     "Welcome": "welcome",
     "PoolOffer": "pool",
     "PoolAccepted": "pool_accepted",
+    "Drained": "drained",
     "ExtentGiven": "extent",
     "ExtentTaken": "extent_taken",
     "SideError": "error",
