@@ -11,6 +11,7 @@ from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
+from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
 from server.core.config import CoreConfig
 from server.core.effects import CopierId, Effect, JobId, PeerId, PoolHandle, ProcessId, SendReply
@@ -49,6 +50,33 @@ class Core:
         self._outbox = self._state.outbox
         self._peers = self._state.peers
         self._handlers = Handlers(self._state)
+
+    # --- a predecessor's arena --------------------------------------------------------------
+
+    def adopt(self, heritage: Heritage, now_ns: int) -> Adoption:
+        """Takes over what a predecessor left; once, before any other event.
+
+        The effects that follow concern kept extents and dropped namespaces only: the shell
+        makes the kept extents' files known to itself before it performs them.
+
+        Args:
+            heritage: what was found.
+            now_ns: current time, from which unfinished chunks are given their time again.
+
+        Returns:
+            What was kept, and what is to be unlinked.
+        """
+        self._state.clock.advance(now_ns)
+        return Adoption(dropped={one.geometry.extent: "not adopted" for one in heritage.extents})
+
+    def party_gone(self, party: PartyId, now_ns: int) -> None:
+        """A process of a former incarnation exited, or said that it touches nothing any more.
+
+        Args:
+            party: which; unknown ones and repetitions are ignored.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
 
     # --- events from the shell -------------------------------------------------------------
 

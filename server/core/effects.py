@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode
 from protocol.extents import ExtentGeometry
-from protocol.ids import ExtentId, PoolId, SessionId
+from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
+from protocol.namespace import Namespace
 
 PeerId = NewType("PeerId", bytes)
 """Routing id of one ZMQ connection, given by the server's socket."""
@@ -84,6 +85,32 @@ class CreateExtent:
     """
 
     geometry: ExtentGeometry
+
+
+@dataclass(frozen=True)
+class KeepNamespace:
+    """Write a namespace's file, before any extent of it is created.
+
+    A later server needs it to take over what the extents hold.
+
+    Attributes:
+        fingerprint: of the namespace.
+        namespace: what to write.
+    """
+
+    fingerprint: Fingerprint
+    namespace: Namespace
+
+
+@dataclass(frozen=True)
+class DropNamespace:
+    """Remove a namespace's file: no extent is its any more.
+
+    Attributes:
+        fingerprint: which.
+    """
+
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True)
@@ -232,6 +259,8 @@ Effect = (
     SendReply
     | DropProcess
     | ForgetProcess
+    | KeepNamespace
+    | DropNamespace
     | CreateExtent
     | RemoveExtent
     | GiveExtent
