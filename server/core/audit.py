@@ -143,7 +143,8 @@ def _check_reservations(state: State) -> None:
     reserved = set(np.flatnonzero(state.slots.state == RESERVED).tolist())
     require(reserved == set(state.reservations.by_slot), "a reserved slot has its STORE")
     flying: set[int] = set()
-    for piece in state.window.flying.values():
+    stranded = (piece for pieces in state.window.stranded.values() for piece in pieces)
+    for piece in (*state.window.flying.values(), *stranded):
         base = state.arena.extents[piece.geometry.extent].base
         flying |= {base + local for local in piece.local.tolist()}
     require(flying <= reserved, "copies fly into reserved slots only", flying - reserved)

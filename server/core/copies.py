@@ -36,6 +36,8 @@ class Piece:
         wanted: whether it should still be copied when its turn comes.
         ended: called with an error, None for success; also when it was not wanted any more
             (then with an error and ``started`` False).
+        stranded: called when the copier that has it was killed and does not die: it failed, and
+            its slots are to be left alone until ``ended``.
         started: whether the copier has it.
     """
 
@@ -48,6 +50,7 @@ class Piece:
     num_bytes: int
     wanted: Callable[[], bool]
     ended: Callable[[Piece, str | None], None]
+    stranded: Callable[[Piece], None] = lambda piece: None
     started: bool = False
 
 
@@ -94,6 +97,8 @@ class CopyWindow:
         is_up: whether the copier runs.
         flying: pieces the copier has, by job.
         flying_bytes: their bytes.
+        stranded: pieces of copiers that were killed and do not die, by the copier's life; a life
+            is listed until its end was seen, with or without pieces.
     """
 
     def __init__(self, copier: CopierId, window_bytes: int, outbox: Outbox) -> None:
@@ -105,6 +110,7 @@ class CopyWindow:
         self.is_up = True
         self.flying: dict[JobId, Piece] = {}
         self.flying_bytes = 0
+        self.stranded: dict[int, list[Piece]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -176,6 +182,29 @@ class CopyWindow:
         self.is_up = False
         for job in list(self.flying):
             self.done(job, "the copier ended")
+        self._end_waiting()
+
+    def strand(self, life: int) -> None:
+        """The copier was killed and does not die: its pieces failed, but may still be written.
+
+        Args:
+            life: of that copier; ``gone`` names it once its end was seen.
+        """
+        self.is_up = False
+        pieces = self.stranded[life] = list(self.flying.values())
+        self.flying.clear()
+        self.flying_bytes = 0
+        self._outbox.counters["copies_failed"] += len(pieces)
+        for piece in pieces:
+            piece.stranded(piece)
+        self._end_waiting()
+
+    def gone(self, life: int) -> None:
+        """A stranded copier is seen dead: nothing of it can touch memory any more."""
+        for piece in self.stranded.pop(life, ()):
+            piece.ended(piece, "the copier ended")
+
+    def _end_waiting(self) -> None:
         waiting, self._waiting = self._waiting, OrderedDict()
         for queue in waiting.values():
             for piece in queue:

@@ -162,6 +162,16 @@ class Core:
         self._state.clock.advance(now_ns)
         self._state.pools.copier_lost()
 
+    def copier_stuck(self, copier: CopierId, life: int, now_ns: int) -> None:
+        """A copier was killed and does not die: its jobs failed, their slots wait for its end."""
+        self._state.clock.advance(now_ns)
+        self._state.pools.copier_stuck(life)
+
+    def copier_gone(self, copier: CopierId, life: int, now_ns: int) -> None:
+        """A stuck copier is seen dead at last: nothing of it touches memory any more."""
+        self._state.clock.advance(now_ns)
+        self._state.window.gone(life)
+
     def copier_ready(self, copier: CopierId, now_ns: int) -> None:
         """A copier has (re)started: mappings are asked again."""
         self._state.clock.advance(now_ns)

@@ -152,6 +152,7 @@ class Plans:
                 num_bytes=payload_bytes * (end - begin),
                 wanted=partial(self._wanted, plan, first + begin),
                 ended=partial(self._piece_ended, plan, first + begin),
+                stranded=partial(self._piece_stranded, plan),
             )
             plan.num_pieces += 1
             self._window.add(piece)
@@ -171,6 +172,13 @@ class Plans:
                 if plan.task is not None and not plan.planned:
                     self._lanes.wake(plan.task)
         self._settle(plan)
+
+    def _piece_stranded(self, plan: StorePlan, piece: Piece) -> None:
+        # Its own ticket does not wait for that copier's end; a CANCEL and an UNREGISTER do, since
+        # they are answered when no copy can touch the pool.
+        error = RequestError(ErrorCode.COPY_FAILED, "the copier hangs")
+        self._outbox.fail(plan.ticket, error)
+        self.end(plan, error)
 
     def _settle(self, plan: StorePlan) -> None:
         if plan.num_pieces or not plan.planned:

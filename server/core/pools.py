@@ -7,6 +7,7 @@ who waits. Must not know: why a pool is wanted, how it is mapped. Runs in: the l
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from protocol.ids import PoolId
 from protocol.layout import FileMemory
@@ -87,13 +88,20 @@ class Pools:
 
     def copier_lost(self) -> None:
         """The copier is gone, and its mappings with it."""
+        self._lose(self._window.lost)
+
+    def copier_stuck(self, life: int) -> None:
+        """The copier was killed and does not die: nothing new is copied by it."""
+        self._lose(partial(self._window.strand, life))
+
+    def _lose(self, fail_copies: Callable[[], None]) -> None:
         lost = [
             one for one in self._roster.sessions.values() if one.pool_state is not PoolState.NONE
         ]
         # Before its copies fail: what ends with them must not ask a dead copier to close a pool.
         for session in lost:
             session.pool_state = PoolState.LOST
-        self._window.lost()
+        fail_copies()
         for session in lost:
             self.went(session)
 

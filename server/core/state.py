@@ -157,6 +157,8 @@ class State:
             replies_owed=self.outbox.num_owed,
             copies_in_flight=len(self.window.flying),
             copy_bytes_in_flight=self.window.flying_bytes,
+            copiers_stuck=len(self.window.stranded),
+            copies_stranded=sum(map(len, self.window.stranded.values())),
             arena_bytes=self.config.arena_bytes,
             arena_used_bytes=self.growth.used_bytes,
             arena_quarantined_bytes=sum(

@@ -82,6 +82,10 @@ class Actions:
             reports.CopierReady: self._copier_ready,
             reports.CopierAnswered: self._copier_answered,
             reports.CopierLost: self._copier_lost,
+            reports.CopierStuck: self._copier_stuck,
+            reports.CopierGone: lambda report, now_ns: self._core.copier_gone(
+                report.copier, report.life, now_ns
+            ),
             reports.DrainAsked: lambda _, now_ns: self._core.begin_drain(now_ns),
             reports.Here: lambda _, now_ns: None,
         }
@@ -204,6 +208,15 @@ class Actions:
         self._copiers[report.copier].detach()
         self._extents.copier_lost(report.copier)
         self._core.copier_lost(report.copier, now_ns)
+
+    def _copier_stuck(self, report: reports.CopierStuck, now_ns: int) -> None:
+        text = f"copier {report.copier} (pid {report.pid}) was killed and does not end"
+        self._complaints.note("copier_stuck", text)
+        self._copiers[report.copier].detach()
+        # Memory of an extent that goes now is free only at its end; making others wait for that
+        # would be worse.
+        self._extents.copier_lost(report.copier)
+        self._core.copier_stuck(report.copier, report.life, now_ns)
 
     def _copier_answered(self, report: reports.CopierAnswered, now_ns: int) -> None:
         answer = report.answer

@@ -93,6 +93,23 @@ class CopierLost:
 
 
 @dataclass(frozen=True)
+class CopierStuck:
+    """A copier was killed and its process does not end; ``life`` tells it from its successors."""
+
+    copier: CopierId
+    life: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class CopierGone:
+    """A stuck copier's process is gone after all."""
+
+    copier: CopierId
+    life: int
+
+
+@dataclass(frozen=True)
 class DrainAsked:
     """SIGTERM or SIGINT came."""
 
@@ -111,6 +128,8 @@ Report = (
     | CopierReady
     | CopierAnswered
     | CopierLost
+    | CopierStuck
+    | CopierGone
     | DrainAsked
     | Here
 )

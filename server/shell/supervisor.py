@@ -1,9 +1,10 @@
 """Keeps one copier process running: starts it, reads its answers, notices its death, again.
 
-Purpose: whatever happens to a copier, the loop learns it as a report and goes on. Must not know:
-what the jobs mean, which are outstanding (``server.shell.copiers`` does). Runs in: its own thread,
-which must live as long as the copier, since the kernel ends the child with the thread that
-started it.
+Purpose: whatever happens to a copier, the loop learns it as a report and goes on. One that does
+not even die of SIGKILL (the kernel waits for a device or a page) is reported stuck, another is
+started beside it, and its end is reported when it comes. Must not know: what the jobs mean, which
+are outstanding (``server.shell.copiers`` does). Runs in: its own thread, which must live as long
+as the copiers, since the kernel ends a child with the thread that started it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,31 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from server.copier.wire import MAX_ANSWER_BYTES, Kind, unpack_answer
 from server.core.effects import CopierId
 from server.shell import clock
-from server.shell.reports import CopierAnswered, CopierLost, CopierReady, Reporter
+from server.shell.reports import (
+    CopierAnswered,
+    CopierGone,
+    CopierLost,
+    CopierReady,
+    CopierStuck,
+    Reporter,
+)
 
 _log = logging.getLogger("kvkeep.server")
 
 READY_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 2.0
-"""For a copier whose socket was closed: it ends after the job it is at, some milliseconds."""
+"""For a copier whose socket was closed: it ends after the job it is at, some milliseconds. Also
+how long one that got SIGKILL may take to end before it counts as stuck."""
+MAX_STUCK = 2
+"""Copiers that were killed and do not end, beside which another is started: each may keep the
+memory of what it had mapped."""
+_POLL_S = 0.2
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 5.0
 #: A copier that lives for less may have died of what it was given; the next waits longer.
@@ -75,6 +89,23 @@ def libc_name() -> str:
     return found.split()[0] if found else ""
 
 
+@dataclass(eq=False)
+class _Life:
+    """One copier.
+
+    Attributes:
+        number: counts the lives.
+        child: its process.
+        pidfd: of it; readable at its end, also while somebody traces it and waits first.
+        was_ready: whether it was reported, so that its end must be, too.
+    """
+
+    number: int
+    child: subprocess.Popen[bytes]
+    pidfd: int
+    was_ready: bool = False
+
+
 class Supervisor:
     """One copier and its restarts.
 
@@ -93,6 +124,8 @@ class Supervisor:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
+        self._num_lives = 0
+        self._stuck: list[_Life] = []
         self._thread = threading.Thread(target=self._run, name=f"kvkeep-copier-{copier}")
         self._thread.daemon = True
 
@@ -107,7 +140,7 @@ class Supervisor:
             timeout_s: longest wait.
 
         Returns:
-            Whether both ended.
+            Whether all ended, copiers that had been killed before included.
         """
         self._stopping.set()
         with self._lock:
@@ -119,7 +152,7 @@ class Supervisor:
         if self._thread.ident is None:
             return True
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and not self._stuck
 
     def is_alive(self) -> bool:
         """Whether the thread runs; the copier may be dead for a moment."""
@@ -136,29 +169,36 @@ class Supervisor:
             lived_long = clock.now_ns() - begun_ns > _LONG_LIFE_S * clock.NS_PER_S
             backoff_s = _FIRST_BACKOFF_S if lived_long else min(2 * backoff_s, _MAX_BACKOFF_S)
             self._stopping.wait(backoff_s)
+            while len(self._stuck) >= MAX_STUCK and not self._stopping.is_set():
+                self._watch(None)
 
     def _one_life(self) -> None:
-        ours, child = self._spawn()
+        ours, life = self._spawn()
         with self._lock:
             self._channel = ours
         if self._stopping.is_set():
             ours.shutdown(socket.SHUT_RDWR)
-        was_ready = False
         try:
-            was_ready = self._await_ready(ours)
-            if was_ready:
-                self._reporter.post(CopierReady(self._copier, child.pid, ours))
+            life.was_ready = self._await_ready(ours)
+            if life.was_ready:
+                self._reporter.post(CopierReady(self._copier, life.child.pid, ours))
                 self._read_answers(ours)
         finally:
-            self._end(child)
+            has_ended = self._end(life.child)
             with self._lock:
                 self._channel = None
-            if was_ready:
+            if has_ended:
+                os.close(life.pidfd)
+            else:
+                self._stuck.append(life)
+            if not life.was_ready:
+                ours.close()
+            elif has_ended:
                 self._reporter.post(CopierLost(self._copier))
             else:
-                ours.close()
+                self._reporter.post(CopierStuck(self._copier, life.number, life.child.pid))
 
-    def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _spawn(self) -> tuple[socket.socket, _Life]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = theirs.fileno()
         try:
@@ -172,12 +212,18 @@ class Supervisor:
                 start_new_session=True,
                 env=child_environment(dict(os.environ), os.uname().machine, libc_name()),
             )
+            try:
+                pidfd = os.pidfd_open(child.pid)
+            except OSError:
+                child.kill()
+                raise
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        return ours, child
+        self._num_lives += 1
+        return ours, _Life(self._num_lives, child, pidfd)
 
     def _await_ready(self, channel: socket.socket) -> bool:
         poller = select.poll()
@@ -194,6 +240,8 @@ class Supervisor:
 
     def _read_answers(self, channel: socket.socket) -> None:
         while True:
+            if not self._watch(channel):
+                continue
             try:
                 packet = channel.recv(MAX_ANSWER_BYTES)
                 if not packet:
@@ -203,16 +251,51 @@ class Supervisor:
                 _log.warning("copier %d: %s", self._copier, error)
                 return
 
-    def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """Sees the child dead: after this returns, nothing of it touches memory any more."""
+    def _watch(self, channel: socket.socket | None) -> bool:
+        """Waits for the copier's next answer and for the end of stuck ones.
+
+        Args:
+            channel: to the copier, or None when there is none; the wait is short then.
+
+        Returns:
+            Whether the channel has something to read.
+        """
+        if channel is not None and not self._stuck:
+            return True  # what reads it may block
+        poller = select.poll()
+        for stuck in self._stuck:
+            poller.register(stuck.pidfd, select.POLLIN)
+        if channel is not None:
+            poller.register(channel, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(None if channel is not None else _POLL_S * 1000)}
+        for stuck in [one for one in self._stuck if one.pidfd in ready]:
+            self._stuck.remove(stuck)
+            os.close(stuck.pidfd)
+            try:
+                stuck.child.wait(END_TIMEOUT_S)  # at once, unless somebody traces it
+            except subprocess.TimeoutExpired:
+                pass  # it is dead all the same, and subprocess looks again later
+            _log.warning("copier %d (pid %d) ended at last", self._copier, stuck.child.pid)
+            if stuck.was_ready:
+                self._reporter.post(CopierGone(self._copier, stuck.number))
+        return channel is not None and channel.fileno() in ready
+
+    def _end(self, child: subprocess.Popen[bytes]) -> bool:
+        """Ends the child.
+
+        Returns:
+            Whether it was seen dead, so that nothing of it touches memory any more. Reporting it
+            lost while it may still write would be wrong.
+        """
         if not self._stopping.is_set():
             child.kill()  # its socket ended, or it talks nonsense: either way it is of no use
-        try:
-            code = child.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            # Without a bound: reporting it lost while it may still write would be wrong, and
-            # SIGKILL ends it as soon as the kernel lets go of it.
-            code = child.wait()
-        if not self._stopping.is_set():
-            _log.warning("copier %d (pid %d) ended with %d", self._copier, child.pid, code)
+        for _ in range(2):
+            try:
+                code = child.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                continue
+            if not self._stopping.is_set():
+                _log.warning("copier %d (pid %d) ended with %d", self._copier, child.pid, code)
+            return True
+        return False

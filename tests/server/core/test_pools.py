@@ -65,3 +65,42 @@ def test_a_dead_copier_is_not_asked_to_close_a_pool() -> None:
     world.pump()
     assert not [effect for effect in world.log if isinstance(effect, fx.OpenPool)]
     world.core.check_integrity()
+
+
+def test_a_copier_that_does_not_die_keeps_its_slots_and_nothing_else() -> None:
+    world = World(config(extents=1, slots=8), auto_copies=False)
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    b.register(namespace())
+    stored = a.send(a.store_body(chain("x", 4)))
+    world.pump()
+    written = {int(target) for job in world.jobs.values() for target in job.targets}
+    late = dict(world.jobs)
+    world.jobs.clear()
+    world.pools.clear()
+    leaving = a.send(a.unregister_body())
+    world.core.copier_stuck(fx.HOST_COPIER, 1, world.now_ns)
+    world.pump()
+    with pytest.raises(ReplyError, match="COPY_FAILED"):
+        a.answer(stored)
+    assert leaving not in a.replies  # answered when no copy can touch the pool any more
+    values = world.core.stats()
+    assert (values["copiers_stuck"], values["copies_stranded"]) == (1, len(late))
+    assert values["slots_reserved"] == 4
+    world.core.copier_ready(fx.HOST_COPIER, world.now_ns)
+    world.auto_copies = True
+    world.pump()
+    # Another engine goes on in the slots that are left, evicting what it must.
+    for number in range(4):
+        assert b.save(chain(f"y{number}", 4)) == 4
+    copies = [effect for effect in world.log if isinstance(effect, fx.StartCopy)]
+    others = {int(t) for copy in copies if copy.job not in late for t in copy.targets}
+    assert others
+    assert not others & written
+    world.core.copier_gone(fx.HOST_COPIER, 1, world.now_ns)
+    world.pump()
+    assert isinstance(a.answer(leaving), m.Done)
+    values = world.core.stats()
+    assert (values["copiers_stuck"], values["slots_reserved"], values["sessions"]) == (0, 0, 1)
+    assert b.save(chain("z", 8)) == 8
+    world.core.check_integrity()

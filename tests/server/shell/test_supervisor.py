@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,15 @@ import pytest
 
 from server.copier.wire import Command, Kind, pack_command
 from server.core.effects import HOST_COPIER
-from server.shell.reports import CopierAnswered, CopierLost, CopierReady
-from server.shell.supervisor import Supervisor, child_environment, libc_name
+from server.shell.reports import (
+    CopierAnswered,
+    CopierGone,
+    CopierLost,
+    CopierReady,
+    CopierStuck,
+)
+from server.shell.supervisor import MAX_STUCK, Supervisor, child_environment, libc_name
+from tests.faults.undying import Undying
 from tests.server.shell.reporting import Reports
 from tests.wire.process import is_alive, wait_until
 
@@ -72,6 +80,57 @@ def test_a_copier_that_talks_nonsense_is_replaced(reports: Reports, tmp_path: Pa
     for report in reports.queue:
         if isinstance(report, CopierReady):
             report.channel.close()
+
+
+def test_a_copier_that_does_not_die_is_reported_stuck_and_another_works(reports: Reports) -> None:
+    supervisor = Supervisor(HOST_COPIER, reports.reporter)
+    supervisor.start()
+    first = reports.wait_for(CopierReady)
+    with Undying(first.pid) as held:
+        first.channel.shutdown(socket.SHUT_RDWR)  # as the loop does when it does not answer
+        stuck = reports.wait_for(CopierStuck)
+        assert (stuck.pid, stuck.life) == (first.pid, 1)
+        second = reports.wait_for(CopierReady)
+        second.channel.send(pack_command(Command(Kind.UNMAP_POOL, 12)))
+        assert reports.wait_for(CopierAnswered).answer.number == 12
+        assert is_alive(first.pid)
+        held.let_go()
+        assert reports.wait_for(CopierGone).life == 1
+    # While none is stuck any more, the next end is an ordinary one.
+    os.kill(second.pid, signal.SIGKILL)
+    reports.wait_for(CopierLost)
+    third = reports.wait_for(CopierReady)
+    assert supervisor.stop(10)
+    reports.wait_for(CopierLost)
+    for ready in (first, second, third):
+        ready.channel.close()
+
+
+def test_too_many_stuck_copiers_are_not_joined_by_more(reports: Reports) -> None:
+    supervisor = Supervisor(HOST_COPIER, reports.reporter)
+    supervisor.start()
+    channels, held = [], []
+    try:
+        for _ in range(MAX_STUCK):
+            ready = reports.wait_for(CopierReady)
+            channels.append(ready.channel)
+            held.append(Undying(ready.pid))
+            ready.channel.shutdown(socket.SHUT_RDWR)
+            reports.wait_for(CopierStuck)
+        assert not wait_until(lambda: len(reports.queue) > 0, 1.5)
+        held[0].let_go()
+        assert reports.wait_for(CopierGone).life == 1
+        channels.append(reports.wait_for(CopierReady).channel)
+        assert not supervisor.stop(10)  # one is left that may still touch memory
+        reports.wait_for(CopierLost)
+    finally:
+        for one in held:
+            one.__exit__()
+        for left in supervisor._stuck:
+            left.child.wait(10)
+            os.close(left.pidfd)
+        for channel in channels:
+            channel.close()
 
 
 def test_a_copier_that_cannot_start_is_tried_again_until_stopped(reports: Reports) -> None:
