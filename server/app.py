@@ -24,18 +24,18 @@ from server import config as settings
 from server.config import ServerConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
+from server.shell import access, clock, memory
 from server.shell import arena as arenas
-from server.shell import clock, memory
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
-from server.shell.door import remove_stale_socket
 from server.shell.extents import Allocator
 from server.shell.journal import STDOUT, Journal
 from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, ThreadDiedError, make_socket
 from server.shell.peers import SideSocket
 from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
+from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
 
 _log = logging.getLogger("kvkeep.server")
@@ -62,10 +62,12 @@ class Server:
         """
         self._config = config
         self._journal = journal
+        self._access = access.resolve(config.group)
         self._side_path = config.endpoint.side_path(config.runtime_dir)
         self._epoch = Epoch(os.urandom(16))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._lock = _lock_endpoint(config)
+        self._socket_file = SocketFile(config.endpoint.path)
+        self._lock = _lock_endpoint(config, self._access, self._socket_file)
         try:
             self._arena = arenas.Arena(
                 config.arena_dir or arenas.default_directory(config.endpoint.url, os.geteuid())
@@ -112,6 +114,7 @@ class Server:
             self._arena.id,
             self._reporters["side"],
             complaints=self._complaints,
+            access=self._access,
         )
         self._allocator = Allocator(self._arena.directory, self._arena.id, self._reporters["arena"])
         self._supervisor = Supervisor(HOST_COPIER, self._reporters["copier-0"])
@@ -134,6 +137,7 @@ class Server:
             self._allocator.start()
             own_ids = [reporter.routing_id for reporter in self._reporters.values()]
             self._loop.bind(self._config.endpoint, own_ids)
+            self._open_endpoint()
             self._sides.start()
             self._loop.threads = {
                 "side": self._sides.is_alive,
@@ -149,6 +153,20 @@ class Server:
             for number in numbers:
                 signal.signal(number, signal.SIG_IGN)
             self._close()
+
+    def _open_endpoint(self) -> None:
+        """Gives the bound ipc socket its group and mode, and remembers its file."""
+        if self._config.endpoint.is_tcp:
+            return
+        try:
+            self._socket_file.bound()
+            self._access.share(self._socket_file.path)
+        except OSError as error:
+            raise ConfigError(
+                ErrorCode.INVALID_CONFIG,
+                f"endpoint {self._config.endpoint.url} cannot be given to who may connect: "
+                f"{error.strerror}",
+            ) from error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread between two steps of it; the loop's recv takes the wake-up.
@@ -168,6 +186,7 @@ class Server:
 
     def _close(self) -> None:
         """Copier first: it writes into the extents that go next. Then what engines connect to."""
+        self._socket_file.remove()
         ended = self._supervisor.stop(_END_LIMIT_S)
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
@@ -180,24 +199,21 @@ class Server:
         else:
             # What such a thread uses is left to the end of the process, which is next.
             _log.warning("a thread did not end within %.0f s", _END_LIMIT_S)
-        if not self._config.endpoint.is_tcp:
-            try:
-                os.unlink(self._config.endpoint.path)
-            except FileNotFoundError:
-                pass
         self._arena.close()
         self._lock.release()
 
 
-def _lock_endpoint(config: ServerConfig) -> FileLock:
+def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: SocketFile) -> FileLock:
     path = config.endpoint.lock_path(config.runtime_dir)
     folder = os.path.dirname(path)
     owner = owner_line()
     try:
         if folder == config.runtime_dir:
-            arenas.make_private_directory(folder)
+            who.make_folder(folder)
         elif not os.path.isdir(folder):
             os.mkdir(folder, 0o700)
+            who.make_folder(folder)
+        who.check_reach(folder)
     except OSError as error:
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
@@ -206,10 +222,16 @@ def _lock_endpoint(config: ServerConfig) -> FileLock:
     lock = FileLock(path, owner, f"the endpoint {config.endpoint.url}")
     try:
         if not config.endpoint.is_tcp:
-            remove_stale_socket(config.endpoint.path)  # ZMQ would remove whatever lies there
+            socket_file.make_way()  # ZMQ would remove whatever lies there
     except ConfigError:
         lock.release()
         raise
+    except OSError as error:
+        lock.release()
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"endpoint {config.endpoint.url}: what lies there cannot be removed: {error.strerror}",
+        ) from error
     return lock
 
 

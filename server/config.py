@@ -35,6 +35,7 @@ FILE_KEYS = (
     "arena-dir",
     "extent-size",
     "incomplete-timeout",
+    "group",
     "log-level",
     "cgroup-root",
 )
@@ -58,6 +59,8 @@ class ServerConfig:
         arena_bytes: budget of the arena, or 0 for a share of what is free.
         extent_bytes: length of one extent file, or 0 for one derived from the arena.
         incomplete_timeout_s: age from which a chunk without all its shards is evicted first.
+        group: name or number of the group whose members may connect, or empty for nobody but this
+            user.
         log_level: of the server's log on stderr.
         cgroup_root: where control groups are mounted.
     """
@@ -68,6 +71,7 @@ class ServerConfig:
     arena_bytes: int = 0
     extent_bytes: int = 0
     incomplete_timeout_s: float = INCOMPLETE_S
+    group: str = ""
     log_level: str = "WARNING"
     cgroup_root: str = "/sys/fs/cgroup"
 
@@ -79,8 +83,8 @@ def read(
 
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``l1-size``,
-            ``extent-size``, ``incomplete-timeout``, ``log-level``, ``cgroup-root``, ``config``: a
-            file with more of them); None for what was not given.
+            ``extent-size``, ``incomplete-timeout``, ``group``, ``log-level``, ``cgroup-root``,
+            ``config``: a file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -139,6 +143,7 @@ def _read(
         arena_bytes=arena_bytes,
         extent_bytes=extent_bytes,
         incomplete_timeout_s=_seconds("incomplete-timeout", setting("incomplete-timeout")),
+        group=setting("group").strip(),
         log_level=_log_level(setting("log-level")),
         cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
     )

@@ -37,6 +37,11 @@ EXIT_CONFIG = 2
     "[default: a sixteenth of the cache, 64M to 1G]",
 )
 @click.option(
+    "--group",
+    metavar="NAME",
+    help="Group whose members may connect as well, by name or number.  [default: this user alone]",
+)
+@click.option(
     "--log-level",
     metavar="LEVEL",
     help="DEBUG, INFO, WARNING or ERROR; the log goes to stderr.  [default: WARNING]",

@@ -6,6 +6,7 @@ Purpose: the kernel names the process (never a number from a message), and a pid
 
 from __future__ import annotations
 
+import array
 import errno
 import os
 import select
@@ -13,28 +14,34 @@ import socket
 import struct
 
 from protocol.errors import ErrorCode, RequestError
+from server.shell.access import Access
 
+_SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 _UCRED = struct.Struct("iII")
+_GROUPS_ROOM_BYTES = 1024
 
 
-def watch_peer(connection: socket.socket) -> int:
+def watch_peer(connection: socket.socket, access: Access) -> int:
     """Opens a pidfd of the process that connected.
 
     Args:
         connection: accepted unix socket.
+        access: who may connect.
 
     Returns:
         A pidfd, close-on-exec; readable once the process has exited. The caller closes it.
 
     Raises:
-        RequestError: NOT_PERMITTED for another user, UNWATCHABLE_PEER when the exit cannot be
-            seen (another pid namespace, a kernel without pidfds).
+        RequestError: NOT_PERMITTED for a user whom ``access`` does not admit, UNWATCHABLE_PEER
+            when the exit cannot be seen (another pid namespace, a kernel without pidfds).
     """
     pid, uid = peer_ids(connection)
-    if uid not in (os.geteuid(), 0):
+    if not access.admits(uid, peer_groups(connection)):
+        members = "" if access.gid is None else f" and members of group {access.gid}"
         raise RequestError(
-            ErrorCode.NOT_PERMITTED, f"this server serves user {os.geteuid()}, not user {uid}"
+            ErrorCode.NOT_PERMITTED,
+            f"this server serves user {access.uid}{members}, not user {uid}",
         )
     try:
         pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -58,6 +65,27 @@ def peer_ids(connection: socket.socket) -> tuple[int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(raw)
     return pid, uid
+
+
+def peer_groups(connection: socket.socket) -> frozenset[int] | None:
+    """Groups of a process at the time of connect().
+
+    Args:
+        connection: accepted unix socket.
+
+    Returns:
+        Its primary group and supplementary ones; None when they are more than 256, or the kernel
+        (before 4.13) does not tell.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    _, _, primary = _UCRED.unpack(raw)
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_ROOM_BYTES)
+    except OSError as error:
+        if error.errno in (errno.ERANGE, errno.ENOPROTOOPT):
+            return None
+        raise
+    return frozenset({primary, *array.array("I", raw)})
 
 
 def open_by_pid(pid: int, connection: socket.socket) -> int:

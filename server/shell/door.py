@@ -6,15 +6,15 @@ know: what peers say. Runs in: made in the main thread, then in the side socket'
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 
 from protocol import limits, side
 from protocol.errors import ConfigError, ErrorCode, KvkeepError, RequestError
 from server.shell import clock, packets
+from server.shell.access import Access
 from server.shell.complaints import Complaints
 from server.shell.credentials import watch_peer
+from server.shell.socketfile import SocketFile
 
 MAX_PEERS = 1024
 _PAUSE_NS = clock.NS_PER_S // 2
@@ -27,26 +27,31 @@ class Door:
     Args:
         path: of the socket; a stale socket there is removed, so the caller holds the lock.
         complaints: counts who is refused.
+        access: who may connect; this user alone by default.
 
     Attributes:
         socket: to be watched for reading while ``closed_until_ns`` is 0.
+        file: of the socket.
         closed_until_ns: end of a pause after descriptors ran out, or 0.
     """
 
-    def __init__(self, path: str, complaints: Complaints) -> None:
+    def __init__(self, path: str, complaints: Complaints, access: Access | None = None) -> None:
         """Binds and listens.
 
         Raises:
-            ConfigError: INVALID_CONFIG when the socket cannot be made.
+            ConfigError: INVALID_CONFIG when the socket cannot be made, ENDPOINT_IN_USE when
+                another program listens there.
         """
-        self._path = path
         self._complaints = complaints
+        self._access = access or Access.own()
+        self.file = SocketFile(path)
         self.closed_until_ns = 0
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            remove_stale_socket(path)
+            self.file.make_way()
             self.socket.bind(path)
-            os.chmod(path, 0o600)  # before listen: nobody can have connected yet
+            self.file.bound()
+            self._access.share(path)  # before listen: nobody can have connected yet
             self.socket.listen(_BACKLOG)
             self.socket.setblocking(False)
         except ConfigError:
@@ -83,7 +88,7 @@ class Door:
                 raise RequestError(
                     ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_PEERS} processes may be connected"
                 )
-            return connection, watch_peer(connection)
+            return connection, watch_peer(connection, self._access)
         except RequestError as error:
             self._complaints.note("side_refused", str(error))
             try:
@@ -94,9 +99,9 @@ class Door:
             return None
 
     def close(self) -> None:
-        """Stops listening and removes the socket's file."""
+        """Removes the socket's file, if it is still this one's, and stops listening."""
+        self.file.remove()
         self.socket.close()
-        _unlink(self._path)
 
 
 def error_packet(error: KvkeepError, pool: bytes = b"") -> bytes:
@@ -111,31 +116,3 @@ def error_packet(error: KvkeepError, pool: bytes = b"") -> bytes:
     """
     message = error.message[: limits.MAX_TEXT_CHARS]
     return side.pack(side.SideError(code=int(error.code), message=message, pool=pool))
-
-
-def remove_stale_socket(path: str) -> None:
-    """Removes what a dead predecessor left at the path of a socket.
-
-    Args:
-        path: of the socket; the caller holds its lock.
-
-    Raises:
-        ConfigError: INVALID_CONFIG when something else lies there, which is left alone.
-        OSError: it cannot be removed.
-    """
-    try:
-        mode = os.stat(path, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG, f"{path} is there already and is no socket", path=path
-        )
-    _unlink(path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

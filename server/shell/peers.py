@@ -20,6 +20,7 @@ from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, VERSION_MINOR
 from server.core.effects import ProcessId
 from server.shell import clock, packets
+from server.shell.access import Access
 from server.shell.complaints import Complaints
 from server.shell.descriptors import Descriptor
 from server.shell.door import Door, error_packet
@@ -100,6 +101,7 @@ class SideSocket:
         reporter: used by the thread alone.
         silence_limit_s: time for the first packet.
         complaints: counts what peers do wrong, and bounds what is logged of it.
+        access: who may connect; this user alone by default.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class SideSocket:
         reporter: Reporter,
         silence_limit_s: float = SILENCE_LIMIT_S,
         complaints: Complaints | None = None,
+        access: Access | None = None,
     ) -> None:
         self._complaints = complaints or Complaints()
         self._endpoint = endpoint
@@ -118,7 +121,7 @@ class SideSocket:
         self._arena = arena
         self._reporter = reporter
         self._silence_limit_ns = int(silence_limit_s * clock.NS_PER_S)
-        self._door = Door(path, self._complaints)
+        self._door = Door(path, self._complaints, access)
         self._inbox: Inbox[Command | None] = Inbox()
         self._selector = selectors.DefaultSelector()
         self._peers: dict[ProcessId, Peer] = {}

@@ -13,6 +13,8 @@ import pytest
 
 from protocol.errors import ErrorCode, RequestError
 from server.shell import credentials
+from server.shell.access import Access
+from tests.wire.asuser import AsUser, needs_root
 
 SCRIPT = (
     "import socket, sys\n"
@@ -36,7 +38,7 @@ def test_a_peers_exit_is_seen(short_dir: Path, way: str) -> None:
     with connection:
         assert credentials.peer_ids(connection) == (child.pid, os.geteuid())
         if way == "by socket":
-            pidfd = credentials.watch_peer(connection)
+            pidfd = credentials.watch_peer(connection, Access.own())
         else:
             pidfd = credentials.open_by_pid(child.pid, connection)
         assert not os.get_inheritable(pidfd)
@@ -66,3 +68,49 @@ def test_a_process_of_another_pid_namespace_is_refused_with_the_reason() -> None
     with ours, theirs, pytest.raises(RequestError, match="pid namespace") as caught:
         credentials.open_by_pid(0, ours)
     assert caught.value.code == ErrorCode.UNWATCHABLE_PEER
+
+
+UID, GID, OTHER = 60_001, 42_042, 42_043
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("gid", "groups", "known"),
+    [
+        (GID, [], True),
+        (OTHER, [GID], True),
+        (OTHER, [], True),
+        (OTHER, [GID, *range(50_000, 50_100)], True),
+        (OTHER, [GID, *range(50_000, 50_300)], False),
+    ],
+)
+def test_the_kernel_names_a_peers_groups(
+    short_dir: Path, gid: int, groups: list[int], known: bool
+) -> None:
+    short_dir.chmod(0o755)
+
+    def connect() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(f"{short_dir}/s")
+            client.recv(1)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"{short_dir}/s")
+        (short_dir / "s").chmod(0o666)  # so that the kernel lets everybody through
+        listener.listen()
+        child = AsUser(connect, UID, gid, groups)
+        connection = listener.accept()[0]
+        with connection:
+            assert credentials.peer_ids(connection) == (child.pid, UID)
+            found = credentials.peer_groups(connection)
+            assert found == ({gid, *groups} if known else None)
+            with pytest.raises(RequestError, match=f"not user {UID}") as caught:
+                credentials.watch_peer(connection, Access.own())
+            assert caught.value.code == ErrorCode.NOT_PERMITTED
+            shared = Access(os.geteuid(), GID)
+            if GID in {gid, *groups}:
+                os.close(credentials.watch_peer(connection, shared))
+            else:
+                with pytest.raises(RequestError, match=f"members of group {GID}, not user {UID}"):
+                    credentials.watch_peer(connection, shared)
+        child.result()
