@@ -11,6 +11,7 @@ import numpy as np
 from server.core.eviction import PARKED, QUEUED
 from server.core.extents import Extent, Phase
 from server.core.index import ABSENT
+from server.core.indexcheck import check_index
 from server.core.integrity import require
 from server.core.namespaces import Owner
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
@@ -37,7 +38,7 @@ def audit(state: State) -> None:
 
 
 def _check_owner(state: State, owner: Owner) -> None:
-    nodes = owner.index.check()
+    nodes = check_index(owner.index)
     for node in nodes:
         for shard in range(owner.num_shards):
             slot = owner.index.cell(node, shard)

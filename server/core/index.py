@@ -8,12 +8,14 @@ who evicts. Runs in: the loop thread.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
-from server.core.admission import MORE, WALK_BLOCKS, Steps
-from server.core.integrity import require
+from server.core.admission import MORE, Steps
+from server.core.keytable import KeyTable
 from server.core.slots import HELD, SlotTable
 
 ROOT = -1
@@ -22,7 +24,14 @@ ROOT = -1
 ABSENT = -1
 """A cell without a slot, and a link that leads nowhere."""
 
-_FIRST_CAPACITY = 256
+FIRST_ROOM = 256
+"""Nodes that an index without a better guess is made for."""
+
+MOST_ROOM = 1 << 18
+"""Nodes that an index is made for at most, before it holds any; a single growth copies 13 MB then.
+Larger arrays at once would cost memory: from 4 MiB on numpy asks for pages of 2 MiB."""
+
+_KEY_DTYPE = np.dtype((np.void, ID_BYTES))
 _LINKS = (
     "parent",
     "first_child",
@@ -43,6 +52,8 @@ class ChunkIndex:
         slots: the arena's slots.
         full_shards: for each shard, whether it belongs to a full-attention group.
         window_groups: the shards of each window group that has more than one.
+        room: about how many nodes there may come to be. Memory for so many is asked for at once,
+            costs nothing before it is used, and need not be copied when the index grows.
 
     Attributes:
         num_shards: cells per node.
@@ -59,71 +70,96 @@ class ChunkIndex:
         missing: full-attention shards not HELD.
         used: cells that name a slot.
         stamp: memoryview of int64, when the node was last used, in microseconds.
-        flags: bytearray for the eviction policy, zero for a new node.
-        keys: key of each node.
+        flags: memoryview of uint8 for the eviction policy, zero for a new node.
+        by_key: node of each key.
+        slots: the arena's slots.
     """
+
+    parent: memoryview[int]
+    first_child: memoryview[int]
+    next: memoryview[int]
+    previous: memoryview[int]
+    depth: memoryview[int]
+    locks: memoryview[int]
+    life: memoryview[int]
+    missing: memoryview[int]
+    used: memoryview[int]
 
     def __init__(
         self,
         slots: SlotTable,
         full_shards: tuple[bool, ...],
         window_groups: tuple[tuple[int, ...], ...] = (),
+        room: int = FIRST_ROOM,
     ) -> None:
         self.full = full_shards
         self._window_groups = window_groups
         self.num_shards = len(full_shards)
         self._num_full = sum(full_shards)
-        self._slots = slots
-        self._by_key: dict[bytes, int] = {}
+        self.slots = slots
+        self._room = room
+        self.by_key = KeyTable()
         self._unused: list[int] = []
+        self._num_taken = 0
+        self._capacity = 0
         self._columns: dict[str, NDArray[np.int32]] = {
             name: np.zeros(0, np.int32) for name in _LINKS
         }
         self._stamps: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._flags: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._keys: NDArray[np.void] = np.zeros(0, _KEY_DTYPE)
         self.cells: NDArray[np.int32] = np.zeros((0, self.num_shards), np.int32)
-        self.flags = bytearray()
-        self.keys: list[bytes] = []
-        self._grow(_FIRST_CAPACITY)
+        self._grow(max(FIRST_ROOM, min(room, MOST_ROOM)))
 
     def __len__(self) -> int:
         """Nodes in the index."""
-        return len(self._by_key)
+        return self.by_key.count
 
     def _grow(self, capacity: int) -> None:
-        old_capacity = len(self.keys)
-        for name, old in self._columns.items():
-            new = np.zeros(capacity, np.int32)
-            new[:old_capacity] = old
-            self._columns[name] = new
-        stamps = np.zeros(capacity, np.int64)
-        stamps[:old_capacity] = self._stamps
-        self._stamps = stamps
-        cells = np.full((capacity, self.num_shards), ABSENT, np.int32)
-        cells[:old_capacity] = self.cells
-        self.cells = cells
-        self.flags.extend(bytes(capacity - old_capacity))
-        self.keys.extend([b""] * (capacity - old_capacity))
-        self._unused.extend(range(capacity - 1, old_capacity - 1, -1))
-        self.parent = self._columns["parent"].data
-        self.first_child = self._columns["first_child"].data
-        self.next = self._columns["next"].data
-        self.previous = self._columns["previous"].data
-        self.depth = self._columns["depth"].data
-        self.locks = self._columns["locks"].data
-        self.life = self._columns["life"].data
-        self.missing = self._columns["missing"].data
-        self.used = self._columns["used"].data
+        """Moves to larger arrays; the kernel fills in their pages when they are touched."""
+
+        def moved(old: NDArray[Any], *shape: int) -> NDArray[Any]:
+            new = np.zeros((capacity, *shape), old.dtype)
+            new[: self._num_taken] = old[: self._num_taken]
+            return new
+
+        self._columns = {name: moved(old) for name, old in self._columns.items()}
+        self._stamps = moved(self._stamps)
+        self._flags = moved(self._flags)
+        self._keys = moved(self._keys)
+        self.cells = moved(self.cells, self.num_shards)
+        self._capacity = capacity
+        for name, column in self._columns.items():
+            setattr(self, name, column.data)
         self.stamp = self._stamps.data
-        self.cell_of = cells.reshape(-1).data
+        self.flags = self._flags.data
+        self.cell_of = self.cells.reshape(-1).data
+
+    def _take(self, count: int) -> list[int]:
+        """Numbers for new nodes: those given up last, then ones never used."""
+        taken = self._unused[: -count - 1 : -1]
+        del self._unused[len(self._unused) - len(taken) :]
+        fresh = count - len(taken)
+        if fresh:
+            begin, end = self._num_taken, self._num_taken + fresh
+            if end > self._capacity:
+                self._grow(max(2 * self._capacity, end, self._room))
+            self.cells[begin:end] = ABSENT
+            self._num_taken = end
+            taken += range(begin, end)
+        return taken
 
     def find(self, key: bytes) -> int:
         """The node of a key, or ABSENT."""
-        return self._by_key.get(key, ABSENT)
+        return self.by_key.find(key)
 
     def find_all(self, keys: list[bytes]) -> list[int]:
         """The node of each key, or ABSENT."""
-        get = self._by_key.get
-        return [get(key, ABSENT) for key in keys]
+        return self.by_key.find_all(keys)
+
+    def key(self, node: int) -> bytes:
+        """The key of a node."""
+        return bytes(self._keys[node])
 
     def add_chain(self, keys: list[bytes], parent: int, now_us: int) -> NDArray[np.int64]:
         """Adds nodes that continue each other; the caller fills a cell of each at once.
@@ -137,10 +173,7 @@ class ChunkIndex:
             int64[n], the nodes in order.
         """
         count = len(keys)
-        while len(self._unused) < count:
-            self._grow(2 * len(self.keys))
-        taken = self._unused[: -count - 1 : -1]
-        del self._unused[-count:]
+        taken = self._take(count)
         nodes = np.array(taken, dtype=np.int64)
         column = self._columns
         column["parent"][nodes[1:]] = nodes[:-1]
@@ -154,11 +187,9 @@ class ChunkIndex:
         depth = 0 if parent == ROOT else self.depth[parent] + 1
         column["depth"][nodes] = np.arange(depth, depth + count)
         self._stamps[nodes] = now_us
-        flags, by_key, names = self.flags, self._by_key, self.keys
-        for key, node in zip(keys, taken, strict=True):
-            flags[node] = 0
-            names[node] = key
-            by_key[key] = node
+        self._flags[nodes] = 0
+        self._keys[nodes] = np.frombuffer(b"".join(keys), _KEY_DTYPE)
+        self.by_key.add_all(keys, taken)
         self._link(taken[0], parent)
         return nodes
 
@@ -209,8 +240,7 @@ class ChunkIndex:
             self.first_child[parent] = following
         if following != ABSENT:
             self.previous[following] = previous
-        del self._by_key[self.keys[node]]
-        self.keys[node] = b""
+        self.by_key.remove(self.key(node))
         self.life[node] = (self.life[node] + 1) & 0x7FFFFFFF
         self._unused.append(node)
         return parent
@@ -250,10 +280,9 @@ class ChunkIndex:
         self.cells[nodes] = ABSENT
         self._columns["used"][nodes] = 0
         nodes = nodes[:-1]
-        by_key, keys = self._by_key, self.keys
-        for node in line[:-1]:
-            del by_key[keys[node]]
-            keys[node] = b""
+        keys = self._keys[nodes].tobytes()
+        for at in range(0, len(keys), ID_BYTES):
+            self.by_key.remove(keys[at : at + ID_BYTES])
         self._columns["life"][nodes] = (self._columns["life"][nodes] + 1) & 0x7FFFFFFF
         self._unused += line[:-1]
         self.first_child[line[-1]] = ABSENT
@@ -270,7 +299,7 @@ class ChunkIndex:
     def holds(self, node: int, shard: int) -> bool:
         """Whether a shard of a node is published."""
         slot = self.cell_of[node * self.num_shards + shard]
-        return slot != ABSENT and self._slots.state_of[slot] == HELD
+        return slot != ABSENT and self.slots.state_of[slot] == HELD
 
     def lacks(self, node: int) -> bool:
         """Whether some rank has not published its part of a node.
@@ -319,11 +348,12 @@ class ChunkIndex:
         Returns:
             The count, and the deepest complete node (ABSENT when the count is 0).
         """
-        by_key, missing = self._by_key, self.missing
+        tables, missing = self.by_key.tables, self.missing
         low, high, deepest = 0, len(keys) // ID_BYTES, ABSENT
         while low < high:
             middle = (low + high) // 2
-            node = by_key.get(keys[middle * ID_BYTES : middle * ID_BYTES + ID_BYTES], ABSENT)
+            at = middle * ID_BYTES
+            node = tables[keys[at]].get(keys[at : at + ID_BYTES], ABSENT)
             if node != ABSENT and missing[node] == 0:
                 low, deepest = middle + 1, node
             else:
@@ -359,65 +389,27 @@ class ChunkIndex:
 
     def nodes(self) -> list[int]:
         """Every node, for checks and tests."""
-        return list(self._by_key.values())
+        return [node for _, node in self.by_key.items()]
+
+    def given_up(self) -> list[int]:
+        """Numbers that no node has at present; with those of all nodes they are 0 to n - 1."""
+        return list(self._unused)
 
     def bury(self) -> Steps:
         """Lets the memory of a replaced index go, in slices."""
-        while self._by_key:
-            for _ in range(min(WALK_BLOCKS, len(self._by_key))):
-                self._by_key.popitem()
+        yield from self.by_key.empty()
+        # Nobody reads an index that is not its owner's any more. Array by array, as giving the
+        # pages of a large one back to the kernel takes a while.
+        for name in _LINKS:
+            self._columns[name] = np.zeros(0, np.int32)
+            setattr(self, name, self._columns[name].data)
             yield MORE
-        while self.keys:
-            del self.keys[-WALK_BLOCKS:]
-            yield MORE
-
-    def check(self) -> set[int]:
-        """Recomputes the structure.
-
-        Returns:
-            The nodes in the index.
-
-        Raises:
-            IntegrityError: names what is wrong.
-        """
-        nodes = set(self._by_key.values())
-        require(len(nodes) == len(self._by_key), "a node has one key")
-        require(len(nodes) + len(self._unused) == len(self.keys), "a node is used or unused")
-        require(nodes.isdisjoint(self._unused), "an unused node is in no index")
-        children: dict[int, set[int]] = {}
-        for key, node in self._by_key.items():
-            require(self.keys[node] == key, "a node knows its key", node)
-            children.setdefault(self.parent[node], set()).add(node)
-        for node in nodes:
-            self._check_node(node, nodes, children.get(node, set()))
-        return nodes
-
-    def _check_node(self, node: int, nodes: set[int], children: set[int]) -> None:
-        parent = self.parent[node]
-        require(parent == ROOT or parent in nodes, "a parent is in the index", node, parent)
-        depth = 0 if parent == ROOT else self.depth[parent] + 1
-        require(self.depth[node] == depth, "depth follows the parent", node)
-        linked, before, child = set(), ABSENT, self.first_child[node]
-        while child != ABSENT:
-            require(self.previous[child] == before, "siblings are linked both ways", child)
-            require(child not in linked, "siblings form no ring", child)
-            linked.add(child)
-            before, child = child, self.next[child]
-        require(linked == children, "children are linked", node, linked, children)
-        used = sum(1 for shard in range(self.num_shards) if self.cell(node, shard) != ABSENT)
-        require(self.used[node] == used, "used cells are counted", node, used)
-        require(not self.is_empty(node), "a node has a slot or a child", node)
-        require(self.locks[node] >= 0, "locks are not negative", node)
-        held = [self.holds(node, shard) for shard in range(self.num_shards)]
-        missing = sum(1 for full, has in zip(self.full, held, strict=True) if full and not has)
-        require(self.missing[node] == missing, "missing shards are counted", node, missing)
-        for shard in range(self.num_shards):
-            slot = self.cell(node, shard)
-            if slot != ABSENT:
-                require(self._slots.node_of[slot] == node, "a slot knows its node", slot, node)
-            if self.full[shard] and parent != ROOT and slot != ABSENT:
-                require(
-                    self.cell(parent, shard) != ABSENT, "a shard's cells are prefix-closed", node
-                )
-                if held[shard]:
-                    require(self.holds(parent, shard), "a shard is held prefix-closed", node)
+        self._capacity = self._num_taken = 0
+        self._unused.clear()
+        self._stamps = np.zeros(0, np.int64)
+        self.stamp = self._stamps.data
+        yield MORE
+        self._keys = np.zeros(0, _KEY_DTYPE)
+        yield MORE
+        self.cells = np.zeros((0, self.num_shards), np.int32)
+        self.cell_of = self.cells.reshape(-1).data

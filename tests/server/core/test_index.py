@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from server.core.index import ABSENT, ROOT, ChunkIndex
+from server.core.index import ABSENT, MOST_ROOM, ROOT, ChunkIndex
+from server.core.indexcheck import check_index
 from server.core.slots import HELD, RESERVED, SlotTable
 from tests.server.core.world import chain
 
@@ -59,7 +62,7 @@ class IndexMachine(RuleBasedStateMachine):
             return
         line = self.index.only_line(leaf, 1, count)
         for node in line:
-            del self.held[self.index.keys[node]]
+            del self.held[self.index.key(node)]
             for shard in range(2):
                 slot = self.index.cell(node, shard)
                 if slot != ABSENT:
@@ -72,7 +75,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def bisection_agrees_with_a_walk(self) -> None:
-        self.index.check()
+        check_index(self.index)
         for keys in self.chains:
             for start in (0, 7):
                 count = 0
@@ -104,7 +107,7 @@ def test_a_chain_of_any_length_is_linked(length: int) -> None:
     assert index.only_line(nodes[-1], 5, length + 1) == nodes[::-1]
     assert index.remove_line(nodes[::-1]) == ROOT
     assert len(index) == 0
-    index.check()
+    check_index(index)
 
 
 def test_keys_that_begin_elsewhere_are_no_hit() -> None:
@@ -161,3 +164,32 @@ def test_a_window_group_lacks_what_only_some_of_its_ranks_have() -> None:
         slots.state[numbers] = HELD
         lacking.append(index.publish(nodes, shard, 2)[1])
     assert lacking == [[], nodes.tolist(), []]
+
+
+def test_an_index_that_grows_keeps_what_it_has() -> None:
+    index = ChunkIndex(SlotTable(), (True,), room=300)
+    keys, parent = chain("x", 2000), ROOT
+    for begin in range(0, 2000, 50):
+        nodes = index.add_chain(keys[begin : begin + 50], parent, 1)
+        index.flags[int(nodes[0])] = 7
+        parent = int(nodes[-1])
+    found = index.find_all(keys)
+    assert [index.key(node) for node in found] == keys
+    assert [index.depth[node] for node in found] == list(range(2000))
+    assert [index.flags[node] for node in found[::50]] == [7] * 40
+    assert all(index.cell(node, 0) == ABSENT for node in found)
+
+
+def test_room_for_all_that_can_come_costs_nothing_until_it_comes() -> None:
+    before = resident_bytes()
+    made = [ChunkIndex(SlotTable(), (True,), room=MOST_ROOM) for _ in range(20)]
+    assert resident_bytes() - before < 20 * 256 * 1024
+    index = made[0]
+    cells = index.cells
+    index.add_chain(chain("x", 3000), ROOT, 1)
+    assert index.cells is cells  # nothing was moved
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -207,7 +207,8 @@ def test_bisection_probes_few_keys_of_many() -> None:
             Counting.probes += 1
             return dict.get(self, key, default)
 
-    owner.index._by_key = Counting(owner.index._by_key)
+    tables = owner.index.by_key.tables
+    tables[:] = [Counting(table) for table in tables]
     assert a.lookup(keys).ready == 4096
     assert Counting.probes <= 13
     assert len(keys[0]) == ID_BYTES
