@@ -10,14 +10,12 @@ from __future__ import annotations
 import array
 import os
 import socket
-import stat
-import struct
 from typing import Final
 
+from adapter.stranger import check_server
 from protocol import limits, side
 from protocol.errors import ErrorCode, RequestError, UnreachableError
 
-_CREDENTIALS: Final = struct.Struct("3i")
 _MAX_FDS_READ: Final = 8
 """Room for more descriptors than allowed, so that surplus ones are seen and closed."""
 
@@ -33,22 +31,23 @@ class SideConnection:
         path: where the server listens.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, is_told: bool = False) -> None:
         """Connects; a listening socket takes it at once or not at all.
 
         Args:
             path: of the server's side socket.
+            is_told: whether whoever listens on a tcp port named the path, instead of a setting.
 
         Raises:
             UnreachableError: nobody listens there, or the backlog is full (UNAVAILABLE); or the
-                listener is another user's in a folder that anybody may write (NOT_PERMITTED).
+                listener is another user's where no administrator put it (NOT_PERMITTED).
         """
         self.path = path
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         self._socket = socket.socket(socket.AF_UNIX, kind)
         try:
             self._socket.connect(path)
-            _check_server(self._socket, path)
+            check_server(self._socket, path, is_told)
         except OSError as error:
             self._socket.close()
             raise UnreachableError(
@@ -139,19 +138,3 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(blob[: len(blob) - len(blob) % fds.itemsize])
     return fds.tolist()
-
-
-def _check_server(connected: socket.socket, path: str) -> None:
-    """Refuses a listener that anybody could have put there: it would get the pool."""
-    blob = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(blob)
-    if uid in (0, os.geteuid()):
-        return
-    folder = os.path.dirname(path)
-    above = os.stat(os.path.dirname(folder))
-    if (os.stat(folder).st_mode | above.st_mode) & stat.S_IWOTH:
-        raise UnreachableError(
-            ErrorCode.NOT_PERMITTED,
-            f"the server at {path} runs as user {uid}, in a folder that anybody could have made",
-            uid=uid,
-        )

@@ -22,7 +22,7 @@ MAX_PATH_BYTES = 107 - len(SIDE_SUFFIX)
 
 _FOLDER = "kvkeep"
 _SOCKET = "kvkeep.sock"
-_SYSTEM_FOLDER = "/run/kvkeep"
+SYSTEM_FOLDER = "/run/kvkeep"
 _HOSTS = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "[::1]": "[::1]"}
 
 
@@ -149,8 +149,8 @@ def runtime_dir(environ: Mapping[str, str], uid: int, usable: Callable[[str], bo
     own = environ.get("XDG_RUNTIME_DIR", "").rstrip("/")
     if own.startswith("/") and usable(own):
         return f"{own}/{_FOLDER}"
-    if usable(_SYSTEM_FOLDER):
-        return _SYSTEM_FOLDER
+    if usable(SYSTEM_FOLDER):
+        return SYSTEM_FOLDER
     return f"/tmp/kvkeep-{uid}"  # noqa: S108 - the server checks its owner and mode
 
 

@@ -133,27 +133,3 @@ def test_a_full_backlog_is_no_wait(short_dir: Path) -> None:
         until(connect)
         for connection in waiting:
             connection.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's listener")
-@pytest.mark.parametrize(("mode", "is_refused"), [(0o777, True), (0o755, False)])
-def test_another_users_listener_where_anybody_may_write(
-    short_dir: Path, mode: int, is_refused: bool
-) -> None:
-    folder = short_dir / "kvkeep"
-    folder.mkdir()
-    os.chown(folder, 65534, 65534)
-    short_dir.chmod(mode)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        os.seteuid(65534)  # the credentials that a client sees are those at listen()
-        try:
-            listener.bind(f"{folder}/side")
-            listener.listen(1)
-        finally:
-            os.seteuid(0)
-        if is_refused:
-            with pytest.raises(UnreachableError, match="user 65534") as caught:
-                SideConnection(f"{folder}/side")
-            assert caught.value.code == ErrorCode.NOT_PERMITTED
-        else:
-            SideConnection(f"{folder}/side").close()
