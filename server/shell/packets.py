@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import mmap
 import os
 import socket
 import stat
@@ -81,6 +82,16 @@ def check_pool_file(fd: int, size_bytes: int) -> None:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise RequestError(ErrorCode.POOL_INVALID, "the descriptor is no memory file")
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+        raise RequestError(ErrorCode.POOL_INVALID, "the pool's file was not opened for reading")
+    if os.fstatvfs(fd).f_bsize > mmap.PAGESIZE:
+        # Pages that its owner gives back may not be had again: reading there is SIGBUS.
+        raise RequestError(
+            ErrorCode.POOL_INVALID,
+            "the pool's file is made of huge pages, which cannot be read safely; a pool is a "
+            "memfd made without MFD_HUGETLB",
+        )
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:

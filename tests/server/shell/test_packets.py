@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -109,11 +111,73 @@ def test_an_unsealed_or_shorter_pool_is_refused_by_name(
     os.close(fd)
 
 
-def test_what_is_no_memory_file_is_refused() -> None:
+SIZE = 2 << 20
+
+
+def strange(kind: str, folder: Path) -> int:
+    """A descriptor that is no pool, of one kind."""
+    if kind in ("write only", "path"):
+        whole = sealed(SIZE, BOTH)
+        fd = os.open(f"/proc/self/fd/{whole}", os.O_PATH if kind == "path" else os.O_WRONLY)
+        os.close(whole)
+        return fd
+    if kind == "huge pages":
+        fd = os.memfd_create("x", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+        os.ftruncate(fd, SIZE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, BOTH)
+        return fd
+    if kind in ("not sealable", "tmpfs file", "disk file"):
+        if kind == "not sealable":
+            fd = os.memfd_create("x")
+        elif kind == "tmpfs file":
+            fd = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
+        else:
+            with tempfile.TemporaryFile(dir=".") as file:
+                fd = os.dup(file.fileno())
+        os.truncate(fd, SIZE)
+        return fd
     reader, writer = os.pipe()
-    for fd in (reader, os.open("/dev/null", os.O_RDONLY), os.open(__file__, os.O_RDONLY)):
-        with pytest.raises(RequestError) as caught:
-            packets.check_pool_file(fd, os.fstat(fd).st_size or 1)
-        assert caught.value.code == ErrorCode.POOL_INVALID
-        os.close(fd)
+    ours, theirs = socket.socketpair()
+    others = {
+        "pipe": lambda: os.dup(reader),
+        "socket": lambda: os.dup(ours.fileno()),
+        "folder": lambda: os.open(folder, os.O_RDONLY),
+        "device": lambda: os.open("/dev/zero", os.O_RDWR),
+        "event": lambda: os.eventfd(0) if hasattr(os, "eventfd") else os.dup(reader),
+        "process": lambda: os.pidfd_open(os.getpid()),
+        "proc file": lambda: os.open("/proc/self/mem", os.O_RDONLY),
+    }
+    fd = others[kind]()
+    os.close(reader)
     os.close(writer)
+    ours.close()
+    theirs.close()
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("pipe", "no memory file"),
+        ("socket", "no memory file"),
+        ("folder", "no memory file"),
+        ("device", "no memory file"),
+        ("event", "no memory file|cannot be sealed|not opened"),
+        ("process", "no memory file|cannot be sealed|not opened"),
+        ("proc file", "cannot be sealed"),
+        ("disk file", "cannot be sealed"),
+        ("tmpfs file", "lacks F_SEAL_SHRINK and F_SEAL_GROW"),
+        ("not sealable", "lacks F_SEAL_SHRINK and F_SEAL_GROW"),
+        ("write only", "not opened for reading"),
+        ("path", "not opened for reading"),
+        ("huge pages", "huge pages"),
+    ],
+)
+def test_p13_what_is_no_pool_is_refused_whatever_it_is(
+    shm_dir: Path, kind: str, words: str
+) -> None:
+    fd = strange(kind, shm_dir)
+    with pytest.raises(RequestError, match=words) as caught:
+        packets.check_pool_file(fd, SIZE)
+    assert caught.value.code == ErrorCode.POOL_INVALID
+    os.close(fd)
