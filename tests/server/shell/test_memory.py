@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from server.shell import memory
+from tests.wire.process import ROOT
 
 GIB = 1 << 30
 
@@ -44,6 +48,15 @@ def test_b37_v2_takes_the_tightest_of_all_ancestors(tmp_path: Path) -> None:
     assert "a/memory.max" in room.name
 
 
+def test_b37_v2_counts_the_limit_from_which_the_kernel_slows_down(tmp_path: Path) -> None:
+    write(tmp_path, memory_DOT_max=str(8 * GIB), memory_DOT_current=str(GIB))
+    write(tmp_path, memory_DOT_high=str(4 * GIB))
+    room = memory.cgroup_room(str(tmp_path), str(tmp_path / "absent"))
+    assert room is not None
+    assert room.free_bytes == 3 * GIB
+    assert "memory.high" in room.name
+
+
 def test_b37_v1_reads_its_own_names(tmp_path: Path) -> None:
     write(
         tmp_path / "memory" / "pod",
@@ -78,3 +91,48 @@ def test_more_used_than_allowed_leaves_nothing(tmp_path: Path) -> None:
     room = memory.cgroup_room(str(tmp_path), str(tmp_path / "absent"))
     assert room is not None
     assert room.free_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "room", "words"),
+    [
+        ("RLIMIT_AS", "process_room", "address space"),
+        ("RLIMIT_FSIZE", "file_room", "file sizes"),
+    ],
+)
+def test_b37_limits_of_the_process_count(limit: str, room: str, words: str) -> None:
+    script = (
+        "import resource\n"
+        "from server.shell import memory\n"
+        f"print(memory.{room}())\n"
+        f"resource.setrlimit(resource.{limit}, ({8 * GIB}, {8 * GIB}))\n"
+        f"found = memory.{room}()\n"
+        "print(found.free_bytes, found.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    before, after = done.stdout.splitlines()
+    assert before == "None"
+    free_bytes, name = after.split(" ", 1)
+    assert 7 * GIB < int(free_bytes) <= 8 * GIB
+    assert words in name
+    assert limit in name
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_memory"), [("tmpfs", True), ("ramfs", True), ("ext4", False), ("overlay", False)]
+)
+def test_the_mount_says_whether_files_are_memory(
+    tmp_path: Path, kind: str, is_memory: bool
+) -> None:
+    device = os.stat(tmp_path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    (tmp_path / "mounts").write_text(
+        "22 1 0:5 / /proc rw shared:1 - proc proc rw\n"
+        f"30 1 {number} / /dev/shm rw,nosuid shared:4 - {kind} somewhere rw\n"
+    )
+    assert memory.is_memory(str(tmp_path), str(tmp_path / "mounts")) is is_memory
+    assert not memory.is_memory(str(tmp_path), str(tmp_path / "missing"))
+    (tmp_path / "mounts").write_text("")
+    assert not memory.is_memory(str(tmp_path), str(tmp_path / "mounts"))
