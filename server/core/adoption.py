@@ -9,16 +9,16 @@ watched. Runs in: the main thread before the loop, then the loop thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NewType
+from typing import Any
 
 from numpy.typing import NDArray
 
 from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint
 from protocol.namespace import Namespace
+from server.core.effects import PartyId
 
-PartyId = NewType("PartyId", int)
-"""The shell's number for a process of a former incarnation that may still touch extents."""
+__all__ = ["Adoption", "FoundExtent", "FoundParty", "Heritage", "PartyId"]
 
 
 @dataclass(frozen=True)

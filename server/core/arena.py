@@ -10,6 +10,7 @@ import numpy as np
 
 from protocol.ids import ExtentId
 from server.core.clock import Clock
+from server.core.effects import VoidRecords
 from server.core.eviction import PARKED
 from server.core.extents import Extent, Phase
 from server.core.index import ABSENT, ROOT
@@ -40,6 +41,7 @@ class Arena:
         self._outbox = outbox
         self.slots = slots
         self.extents: dict[ExtentId, Extent] = {}
+        self._forgotten: list[int] = []
 
     def allocate(self, owner: Owner, shard: int, count: int) -> list[int]:
         """Takes free slots, without evicting.
@@ -54,7 +56,7 @@ class Arena:
         """
         taken: list[int] = []
         for extent in owner.extents[shard]:
-            if extent.phase is not Phase.LIVE or not extent.free:
+            if extent.phase is not Phase.LIVE or extent.sealed or not extent.free:
                 continue
             part = extent.free[: -(count - len(taken)) - 1 : -1]
             del extent.free[len(extent.free) - len(part) :]
@@ -90,6 +92,7 @@ class Arena:
             done += gone
             cost += gone + LINE_COST
         self._outbox.counters["evicted_chunks"] += done
+        self.void_forgotten()
         return done
 
     def _drop(self, owner: Owner, line: list[int]) -> int:
@@ -105,7 +108,8 @@ class Arena:
         index, table = owner.index, self.slots
         cells = index.cells[np.array(line, dtype=np.int64)]
         named = cells != ABSENT
-        busy = named & ((table.state[cells] != HELD) | (table.pins[cells] != 0))
+        used = (table.state[cells] != HELD) | (table.pins[cells] != 0) | (table.sealed[cells] != 0)
+        busy = named & used
         if busy.any():
             count = int(busy.any(axis=1).argmax())
             line, cells, named = line[:count], cells[:count], named[:count]
@@ -116,25 +120,30 @@ class Arena:
             extent = self.extents[number]
             extent.num_held -= mine.size
             extent.free += mine.tolist()
+            self._outbox.add(VoidRecords(number, table.local[mine]))
         parent = index.remove_line(line)
         if parent != ROOT:
             self.prune(owner, parent)
         return len(line)
 
     def evictable(self, owner: Owner, node: int) -> bool:
-        """Whether a node is a leaf that nothing holds."""
+        """Whether a node is a leaf that nothing holds, and whose slots may be used again."""
         index = owner.index
         if index.first_child[node] != ABSENT or index.locks[node]:
             return False
         at, slots = node * index.num_shards, self.slots
         for shard in range(index.num_shards):
             slot = index.cell_of[at + shard]
-            if slot != ABSENT and (slots.pins_of[slot] or slots.state_of[slot] != HELD):
+            if slot == ABSENT:
+                continue
+            if slots.pins_of[slot] or slots.state_of[slot] != HELD or slots.sealed_of[slot]:
                 return False
         return True
 
     def drop_leaf(self, owner: Owner, node: int) -> None:
         """Forgets a leaf: its slots become free, or forgotten while they are read.
+
+        The caller calls ``void_forgotten`` before the slice ends.
 
         Args:
             owner: whose.
@@ -162,7 +171,11 @@ class Arena:
             owner.leaves.offer(node)
 
     def forget(self, slot: int) -> None:
-        """Lets a published slot go that the index does not name any more."""
+        """Lets a published slot go that the index does not name any more.
+
+        The caller calls ``void_forgotten`` before the slice ends.
+        """
+        self._forgotten.append(slot)
         slots, extent = self.slots, self.extents[ExtentId(self.slots.extent_of[slot])]
         extent.num_held -= 1
         slots.node_of[slot] = NO_NODE
@@ -171,6 +184,18 @@ class Arena:
         else:
             slots.state_of[slot] = FREE
             extent.free.append(slot)
+
+    def void_forgotten(self) -> None:
+        """Has the records of forgotten slots voided, so that no later server finds them again.
+
+        Within the slice that forgot them, so that none was handed out again meanwhile.
+        """
+        if not self._forgotten:
+            return
+        numbers = np.array(self._forgotten, dtype=np.int64)
+        self._forgotten.clear()
+        for extent, mine in self.slots.by_extent(numbers):
+            self._outbox.add(VoidRecords(extent, self.slots.local[mine]))
 
     def abandon(self, slot: int) -> None:
         """Frees a reserved slot; no copy into it is in flight."""

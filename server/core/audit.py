@@ -31,6 +31,7 @@ def audit(state: State) -> None:
     for owner in state.roster.owners.values():
         _check_owner(state, owner)
     _check_extents(state)
+    _check_seals(state)
     _check_pins(state)
     _check_locks(state)
     _check_reservations(state)
@@ -93,6 +94,19 @@ def _check_extent(state: State, extent: Extent) -> None:
             node = slots.node_of[slot]
             cell = owner.index.cell(node, extent.geometry.shard) if node != NO_NODE else ABSENT
             require(cell == slot, "a held slot is in the index", slot, node)
+
+
+def _check_seals(state: State) -> None:
+    for number, extent in state.arena.extents.items():
+        run = slice(extent.base, extent.base + extent.geometry.num_slots)
+        require(extent.sealed or not extent.parties, "a touched extent is sealed", number)
+        require(extent.sealed or not state.slots.sealed[run].any(), "seals are an extent's", number)
+        if extent.parties:
+            require(bool(state.slots.sealed[run].all()), "a seal is whole", number)
+        if extent.sealed:
+            require(extent.phase is Phase.LIVE, "a sealed extent stays", number, extent.phase)
+            require(not extent.num_reserved, "nothing is put under a seal", number)
+    require(state.growth.foreign_bytes >= 0, "foreign bytes are counted")
 
 
 def _check_pins(state: State) -> None:

@@ -15,7 +15,7 @@ from protocol.layout import FileMemory
 from protocol.messages import Done
 from server.core.admission import Lanes
 from server.core.arena import Arena
-from server.core.effects import DropPoolOffer
+from server.core.effects import DropNamespace, DropPoolOffer
 from server.core.extents import Phase
 from server.core.growth import Growth
 from server.core.leases import Leases
@@ -156,7 +156,7 @@ class Departures:
         for extents in owner.extents:
             for extent in list(extents):
                 used = extent.num_reserved or len(extent.free) < extent.geometry.num_slots
-                if extent.phase is Phase.LIVE and not used:
+                if extent.phase is Phase.LIVE and not used and not extent.sealed:
                     self._readers.take(extent)
         self._forget_if_over(owner)
 
@@ -165,6 +165,7 @@ class Departures:
         if owner.sessions or any(owner.extents) or not is_known:
             return
         del self._roster.owners[owner.fingerprint]
+        self._outbox.add(DropNamespace(owner.fingerprint))
         for shard in range(owner.num_shards):
             demand = self._growth.demands.get((owner.fingerprint, shard))
             if demand is not None:

@@ -67,7 +67,7 @@ class Core:
             What was kept, and what is to be unlinked.
         """
         self._state.clock.advance(now_ns)
-        return Adoption(dropped={one.geometry.extent: "not adopted" for one in heritage.extents})
+        return self._state.adopter.adopt(heritage)
 
     def party_gone(self, party: PartyId, now_ns: int) -> None:
         """A process of a former incarnation exited, or said that it touches nothing any more.
@@ -77,6 +77,7 @@ class Core:
             now_ns: current time.
         """
         self._state.clock.advance(now_ns)
+        self._state.quarantine.party_gone(party)
 
     # --- events from the shell -------------------------------------------------------------
 

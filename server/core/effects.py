@@ -36,6 +36,9 @@ CopierId = NewType("CopierId", int)
 
 HOST_COPIER = CopierId(0)
 
+PartyId = NewType("PartyId", int)
+"""The shell's number for a process of a former incarnation that may still touch extents."""
+
 
 @dataclass(frozen=True)
 class SendReply:

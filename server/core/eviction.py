@@ -12,12 +12,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from protocol.ids import InstanceId
 from server.core.index import ABSENT, ChunkIndex
 
 QUEUED, PARKED, WATCHED, OVERDUE = 1, 2, 4, 8
 """Flags of a node: it has an entry in the queue; it was passed over because something holds it; it
 has an entry among the incomplete ones; it stayed incomplete for too long and was passed over."""
+
+AGE_NODES = 128
+"""Nodes looked at in one call because they stayed incomplete; the others wait their turn."""
 
 _LIFE_BITS = 32
 _NODE_BITS = 32
@@ -29,6 +34,9 @@ class EvictionPolicy(Protocol):
 
     def offer(self, node: int) -> None:
         """A node became a leaf, or stopped being held by something."""
+
+    def load(self, leaves: list[int], parked: list[int]) -> None:
+        """Many nodes became leaves at once; something holds the second kind."""
 
     def watch(self, node: int, instance: InstanceId, now_us: int) -> None:
         """A node was published by an engine and still lacks shards."""
@@ -68,6 +76,14 @@ class LeafLru:
         if self._index.first_child[node] == ABSENT and not flags[node] & QUEUED:
             flags[node] |= QUEUED
             heapq.heappush(self._heap, self._entry(node))
+
+    def load(self, leaves: list[int], parked: list[int]) -> None:
+        """Many nodes became leaves at once; something holds the second kind."""
+        flags = np.frombuffer(self._index.flags, dtype=np.uint8)
+        flags[leaves] |= QUEUED
+        flags[parked] |= PARKED
+        self._heap += map(self._entry, leaves)
+        heapq.heapify(self._heap)
 
     def _entry(self, node: int) -> int:
         index = self._index
@@ -145,7 +161,7 @@ class LeafLru:
     def _take_first(self, now_us: int, evictable: Callable[[int], bool]) -> int:
         self._age(now_us)
         first, index = self._first, self._index
-        while first:
+        for _ in range(min(len(first), AGE_NODES)):
             # Deeper chunks were published later and lie on top, so this finds leaves first.
             node, life = first.pop()
             if not self._is_watched(node, life):
@@ -157,14 +173,17 @@ class LeafLru:
         return ABSENT
 
     def _age(self, now_us: int) -> None:
-        if self._orphans:
-            self._first.extend((node, life) for _, node, life in self._orphans)
-            self._orphans.clear()
+        for _ in range(min(len(self._orphans), AGE_NODES)):
+            self._first.append(self._orphans.popleft()[1:])
+        left = AGE_NODES
         for instance in list(self._incomplete):
             queue = self._incomplete[instance]
-            while queue and (
-                queue[0][0] + self._timeout_us <= now_us or not self._lacks(*queue[0][1:])
+            while (
+                left
+                and queue
+                and (queue[0][0] + self._timeout_us <= now_us or not self._lacks(*queue[0][1:]))
             ):
+                left -= 1
                 _, node, life = queue.popleft()
                 if self._is_watched(node, life):
                     self._first.append((node, life))

@@ -10,6 +10,7 @@ from enum import Enum
 
 from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, SessionId
+from server.core.effects import PartyId
 from server.core.namespaces import Owner, Session
 
 
@@ -37,6 +38,8 @@ class Extent:
         readers: sessions that may have it mapped.
         used_us: mean time of last use of what it holds.
         not_before_ns: when it may be reclaimed again after an attempt failed.
+        parties: processes of a former server that may still touch it.
+        sealed: nothing new is put into it: there are such parties, or were a moment ago.
     """
 
     geometry: ExtentGeometry
@@ -49,6 +52,8 @@ class Extent:
     readers: dict[SessionId, Session] = field(default_factory=dict)
     used_us: float = 0.0
     not_before_ns: int = 0
+    parties: set[PartyId] = field(default_factory=set)
+    sealed: bool = False
 
     @property
     def extent(self) -> ExtentId:

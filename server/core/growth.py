@@ -66,6 +66,8 @@ class Growth:
 
     Attributes:
         used_bytes: budget spent, extents that readers still map included.
+        foreign_bytes: extents of a former server that were not taken over and are unlinked, but
+            still mapped by processes of its time.
         demands: wanted extents, oldest first.
         reclaim: set by the reclaimer: starts making room for a demand and says whether any can
             be expected.
@@ -87,6 +89,7 @@ class Growth:
         self._slots = arena.slots
         self._readers = readers
         self.used_bytes = 0
+        self.foreign_bytes = 0
         self.demands: dict[DemandKey, Demand] = {}
         self.removed: Callable[[Owner], None] = lambda owner: None
         self.reclaim: Callable[[Demand, bool], bool] = lambda demand, force: False
@@ -139,8 +142,18 @@ class Growth:
 
     @property
     def free_bytes(self) -> int:
-        """Budget that is not spent."""
-        return self._config.arena_bytes - self.used_bytes
+        """Budget that is not spent; below zero where a larger arena was found and is in use."""
+        return self._config.arena_bytes - self.used_bytes - self.foreign_bytes
+
+    def adopt(self, extents: list[Extent], next_extent: int) -> None:
+        """Counts extents that were found at the start.
+
+        Args:
+            extents: all of them.
+            next_extent: id of the next new one.
+        """
+        self.used_bytes += sum(extent.file_bytes for extent in extents)
+        self._next_extent = max(self._next_extent, next_extent)
 
     def demand(
         self,
@@ -261,7 +274,11 @@ class Growth:
     def look_ahead(self, owner: Owner, shard: int) -> None:
         """Has the next extent created before the last one is full, so that nobody waits."""
         extents = owner.extents[shard]
-        free = sum(len(extent.free) for extent in extents if extent.phase is Phase.LIVE)
+        free = sum(
+            len(extent.free)
+            for extent in extents
+            if extent.phase is Phase.LIVE and not extent.sealed
+        )
         if 4 * free < extents[-1].geometry.num_slots and self.can_grow(owner, shard):
             self.demand(owner, shard, None)
 

@@ -175,49 +175,35 @@ class Operations:
         self._start(ticket, self._delete(owner, keys, ticket))
 
     def _delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> Steps:
-        dropped: list[int] = []
         num_chunks = 0
 
         def drop(leaf: int) -> bool:
             nonlocal num_chunks
             num_chunks += 1
-            self._drop(owner, leaf, dropped)
+            self._drop(owner, leaf)
             return True
 
         for number, at in enumerate(range(0, len(keys), ID_BYTES)):
             node = owner.index.find(keys[at : at + ID_BYTES])
             if node != ABSENT:
                 for pause in peel(owner, node, drop):
-                    self._void(dropped)
+                    self._arena.void_forgotten()
                     yield pause
             if number % SLICE_BLOCKS == SLICE_BLOCKS - 1:
-                self._void(dropped)
+                self._arena.void_forgotten()
                 yield MORE
-        self._void(dropped)
+        self._arena.void_forgotten()
         self._departures.shrink(owner)
         self._outbox.counters["deleted_chunks"] += num_chunks
         self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
 
-    def _drop(self, owner: Owner, leaf: int, dropped: list[int]) -> None:
+    def _drop(self, owner: Owner, leaf: int) -> None:
         index = owner.index
         for shard in range(index.num_shards):
             slot = index.cell(leaf, shard)
-            if slot == ABSENT:
-                continue
-            if self._slots.state_of[slot] == RESERVED:
+            if slot != ABSENT and self._slots.state_of[slot] == RESERVED:
                 self._reservations.detach(slot)
-            else:
-                dropped.append(slot)
         self._arena.drop_leaf(owner, leaf)
-
-    def _void(self, dropped: list[int]) -> None:
-        # Within the slice that dropped them, so none of them was handed out again.
-        if not dropped:
-            return
-        numbers = np.array(dropped, dtype=np.int64)
-        dropped.clear()
-        for extent, mine in self._slots.by_extent(numbers):
-            self._outbox.add(VoidRecords(extent, self._slots.local[mine]))
 
     # --- PIN, UNPIN ----------------------------------------------------------------------
 

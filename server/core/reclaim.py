@@ -111,12 +111,12 @@ class Reclaimer:
         return None
 
     def _may_go(self, extent: Extent) -> bool:
-        if extent.phase is not Phase.LIVE or extent.num_reserved:
+        if extent.phase is not Phase.LIVE or extent.sealed or extent.num_reserved:
             return False
         if not extent.owner.sessions:
             return True
         mine = extent.owner.extents[extent.geometry.shard]
-        return sum(1 for other in mine if other.phase is Phase.LIVE) > 1
+        return sum(1 for other in mine if other.phase is Phase.LIVE and not other.sealed) > 1
 
     def _run(self, demand: Demand, force: bool) -> Steps:
         while self._shortage_bytes(demand) > 0:
@@ -137,6 +137,7 @@ class Reclaimer:
         # Chains were stored in ascending slots, so this way round the walks down are short.
         for number, slot in enumerate(range(end - 1, begin - 1, -1)):
             if number % WALK_BLOCKS == WALK_BLOCKS - 1:
+                self._arena.void_forgotten()
                 yield MORE
             if slots.state_of[slot] != HELD:
                 continue
@@ -144,9 +145,12 @@ class Reclaimer:
                 self._arena.forget(slot)
             else:
                 index, node = owner.index, slots.node_of[slot]
-                yield from peel(owner, node, lambda leaf: self._drop(owner, leaf))
+                for pause in peel(owner, node, lambda leaf: self._drop(owner, leaf)):
+                    self._arena.void_forgotten()
+                    yield pause
                 if owner.index is index and slots.state_of[slot] == HELD:
                     break
+        self._arena.void_forgotten()
         if slots.state[begin:end].any():
             extent.phase = Phase.LIVE
             extent.not_before_ns = self._clock.now_ns + RETRY_NS

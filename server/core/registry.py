@@ -26,6 +26,7 @@ from server.core.namespaces import PoolState, Session
 from server.core.outbox import Outbox, Ticket
 from server.core.peers import Process
 from server.core.pools import Pools
+from server.core.quarantine import Quarantine
 from server.core.readers import Readers
 from server.core.roster import Roster
 
@@ -59,6 +60,7 @@ class Registry:
         readers: who is given them.
         pools: the copier's mappings.
         departures: where refused sessions go.
+        quarantine: knows what room will come.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Registry:
         readers: Readers,
         pools: Pools,
         departures: Departures,
+        quarantine: Quarantine,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -82,6 +85,7 @@ class Registry:
         self._readers = readers
         self._pools = pools
         self._departures = departures
+        self._quarantine = quarantine
         self._pending: dict[SessionId, Registration] = {}
         self._next_session = 1
         pools.came = self._pool_came
@@ -173,6 +177,16 @@ class Registry:
 
     def _no_room(self, session: Session) -> RequestError:
         needed = sum(self._growth.needed_bytes(session.owner, one) for one in session.shards)
+        sealed = self._quarantine.sealed_bytes
+        if sealed >= needed:
+            return RequestError(
+                ErrorCode.NO_ROOM,
+                f"{sealed} bytes of the arena wait for processes of an earlier server, which "
+                f"still have them mapped: try again; one extent of each shard needs {needed}",
+                needed_bytes=needed,
+                arena_bytes=self._config.arena_bytes,
+                sealed_bytes=sealed,
+            )
         return RequestError(
             ErrorCode.NO_ROOM,
             f"the arena has no room for one extent of each shard ({needed} bytes): make it "

@@ -11,11 +11,16 @@ from protocol.ids import Fingerprint, InstanceId, SessionId
 from protocol.messages import RegisterKvCache
 from protocol.namespace import Namespace
 from server.core.config import CoreConfig
+from server.core.effects import KeepNamespace
 from server.core.eviction import LeafLru
 from server.core.index import ChunkIndex
 from server.core.namespaces import Instance, Owner, Session, shard_groups
+from server.core.outbox import Outbox
 from server.core.peers import Process
 from server.core.slots import SlotTable
+
+MOST_NODES = 1 << 24
+"""Chunks that an index asks memory for at once; one that outgrows them is copied."""
 
 
 class Roster:
@@ -24,6 +29,7 @@ class Roster:
     Args:
         config: settings.
         slots: state of every slot, for new indexes.
+        outbox: where effects go.
 
     Attributes:
         owners: by fingerprint.
@@ -31,9 +37,10 @@ class Roster:
         sessions: by number, closing ones included.
     """
 
-    def __init__(self, config: CoreConfig, slots: SlotTable) -> None:
+    def __init__(self, config: CoreConfig, slots: SlotTable, outbox: Outbox) -> None:
         self._config = config
         self._slots = slots
+        self._outbox = outbox
         self.owners: dict[Fingerprint, Owner] = {}
         self.instances: dict[InstanceId, Instance] = {}
         self.sessions: dict[SessionId, Session] = {}
@@ -57,6 +64,7 @@ class Roster:
             owner = self.owners.get(name)
             if owner is None:
                 owner = self._new_owner(body.namespace, name)
+                self._outbox.add(KeepNamespace(name, body.namespace))
             instance = self.instances[process.instance] = Instance(process.instance, owner)
             return instance
         if instance.owner.fingerprint != name:
@@ -78,6 +86,15 @@ class Roster:
                 ErrorCode.LIMIT_EXCEEDED,
                 f"at most {self._config.max_namespaces} namespaces are kept: CLEAR one",
             )
+        return self.adopt(namespace, name)
+
+    def adopt(self, namespace: Namespace, name: Fingerprint) -> Owner:
+        """Makes an owner whose namespace's file is there already.
+
+        Args:
+            namespace: whose.
+            name: its fingerprint, of no owner yet.
+        """
         groups = shard_groups(namespace)
         owner = Owner(
             fingerprint=name,
@@ -104,7 +121,16 @@ class Roster:
             for group in sorted(windows)
         )
         owner.index = ChunkIndex(
-            self._slots, full, tuple(shards for shards in window_groups if len(shards) > 1)
+            self._slots,
+            full,
+            tuple(shards for shards in window_groups if len(shards) > 1),
+            room=self._room(owner.namespace, full),
         )
         timeout_us = int(self._config.incomplete_timeout_s * 1_000_000)
         owner.leaves = LeafLru(owner.index, timeout_us)
+
+    def _room(self, namespace: Namespace, full: tuple[bool, ...]) -> int:
+        """About how many chunks of a namespace the whole arena could hold."""
+        sizes = [namespace.slot_payload_bytes(shard) for shard in range(len(full))]
+        whole = sum(size for size, is_full in zip(sizes, full, strict=True) if is_full)
+        return min(MOST_NODES, self._config.arena_bytes // (whole or min(sizes)) + 1)

@@ -23,12 +23,19 @@ FREE, RESERVED, HELD, ZOMBIE = 0, 1, 2, 3
 NO_NODE = -1
 _FIRST_CAPACITY = 1024
 
+MOST_ROOM = 1 << 18
+"""Slots that memory is asked for before there are any; see ``server.core.index.MOST_ROOM``."""
+
 Slots = NDArray[np.int64]
 """int64[n], arena-wide slot numbers."""
 
 
 class SlotTable:
     """The arrays.
+
+    Args:
+        room: about how many slots there may come to be. Memory for so many is asked for at once,
+            costs nothing before it is used, and need not be copied when the table grows.
 
     Attributes:
         state: uint8[capacity], FREE, RESERVED, HELD or ZOMBIE.
@@ -38,33 +45,57 @@ class SlotTable:
             first publish, and from the moment a STORE takes the slot again.
         extent: uint32[capacity], id of the slot's extent, 0 for none.
         local: uint32[capacity], index within the extent.
+        sealed: uint8[capacity], 1 while processes of a former server may touch the slot: what it
+            holds may be read, and nothing may be put there.
         state_of: the same memory as ``state``, quicker for one element.
         pins_of: likewise for ``pins``.
         node_of: likewise for ``node``.
         extent_of: likewise for ``extent``.
+        sealed_of: likewise for ``sealed``.
     """
 
-    def __init__(self) -> None:
+    state: NDArray[np.uint8]
+    pins: NDArray[np.int32]
+    node: NDArray[np.int32]
+    generation: NDArray[np.uint64]
+    extent: NDArray[np.uint32]
+    local: NDArray[np.uint32]
+    sealed: NDArray[np.uint8]
+
+    def __init__(self, room: int = 0) -> None:
+        self._room = room
+        self._made = 0
         self._capacity = 0
         self._runs: list[tuple[int, int]] = []
-        self.state: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self.pins: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.node: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.generation: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.extent: NDArray[np.uint32] = np.zeros(0, np.uint32)
-        self.local: NDArray[np.uint32] = np.zeros(0, np.uint32)
+        kinds = {
+            "state": np.uint8,
+            "pins": np.int32,
+            "node": np.int32,
+            "generation": np.uint64,
+            "extent": np.uint32,
+            "local": np.uint32,
+            "sealed": np.uint8,
+        }
+        self._arrays: dict[str, NDArray[Any]] = {
+            name: np.zeros(0, kind) for name, kind in kinds.items()
+        }
         self._grow(_FIRST_CAPACITY)
 
     def _grow(self, capacity: int) -> None:
-        for name in ("state", "pins", "node", "generation", "extent", "local"):
-            old = getattr(self, name)
-            new = np.full(capacity, NO_NODE if name == "node" else 0, dtype=old.dtype)
-            new[: old.size] = old
-            setattr(self, name, new)
+        if capacity > self._made:
+            self._made = max(capacity, self._room if self._made else min(self._room, MOST_ROOM))
+            for name, old in self._arrays.items():
+                self._arrays[name] = np.zeros(self._made, old.dtype)
+                self._arrays[name][: old.size] = old
+        # The rest costs nothing before it is touched, so nobody is to look at more than this.
+        self._arrays["node"][self._capacity : capacity] = NO_NODE
+        for name, whole in self._arrays.items():
+            setattr(self, name, whole[:capacity])
         self.state_of = self.state.data
         self.pins_of = self.pins.data
         self.node_of = self.node.data
         self.extent_of = self.extent.data
+        self.sealed_of = self.sealed.data
         self._give_back(self._capacity, capacity - self._capacity)
         self._capacity = capacity
 
@@ -93,6 +124,7 @@ class SlotTable:
         """Gives a run of numbers back; all of it must be FREE and unpinned."""
         run = slice(base, base + num_slots)
         require(not self.state[run].any(), "a removed extent has no used slot", base)
+        require(not self.sealed[run].any(), "a removed extent is not sealed", base)
         self.extent[run] = 0
         self.generation[run] = 0
         self._give_back(base, num_slots)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from protocol.ids import ArenaId, Epoch
 from server.core.admission import Lanes
+from server.core.adopter import Adopter
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import CoreConfig
@@ -26,6 +27,7 @@ from server.core.peers import Peers
 from server.core.plans import Plans
 from server.core.pools import Pools
 from server.core.publishing import Publisher
+from server.core.quarantine import Quarantine
 from server.core.readers import Readers
 from server.core.reclaim import Reclaimer
 from server.core.registry import Registry
@@ -34,6 +36,9 @@ from server.core.roster import Roster
 from server.core.slots import SlotTable
 
 MAX_FAULTS = 16
+
+MOST_SLOTS, SMALL_SLOT_BYTES = 1 << 24, 4096
+"""Slots that memory is asked for at once, and how small they are taken to be."""
 
 
 class State:
@@ -67,7 +72,7 @@ class State:
         self.outbox = Outbox(self.timers)
         self.lanes = Lanes()
         self.peers = Peers(config, epoch, arena, self.outbox)
-        self.slots = SlotTable()
+        self.slots = SlotTable(min(MOST_SLOTS, config.arena_bytes // SMALL_SLOT_BYTES))
         self.arena = Arena(self.clock, self.outbox, self.slots)
         self.readers = Readers(self.arena, self.outbox)
         self.growth = Growth(config, self.clock, self.outbox, self.arena, self.readers)
@@ -95,7 +100,7 @@ class State:
             self.publisher,
             self.fault,
         )
-        self.roster = Roster(config, self.slots)
+        self.roster = Roster(config, self.slots, self.outbox)
         self.pools = Pools(self.roster, self.outbox, self.window)
         self.departures = Departures(
             self.roster,
@@ -109,6 +114,9 @@ class State:
             self.lanes,
             self.pools,
         )
+        self.quarantine = Quarantine(
+            self.arena, self.growth, self.departures, self.lanes, self.fault
+        )
         self.registry = Registry(
             config,
             self.clock,
@@ -119,6 +127,7 @@ class State:
             self.readers,
             self.pools,
             self.departures,
+            self.quarantine,
         )
         self.operations = Operations(
             config,
@@ -131,6 +140,16 @@ class State:
             self.departures,
             self.lanes,
             self.fault,
+        )
+        self.adopter = Adopter(
+            config,
+            self.clock,
+            self.outbox,
+            self.roster,
+            self.arena,
+            self.growth,
+            self.publisher,
+            self.quarantine,
         )
 
     def fault(self, error: Exception) -> None:
@@ -161,9 +180,9 @@ class State:
             copies_stranded=sum(map(len, self.window.stranded.values())),
             arena_bytes=self.config.arena_bytes,
             arena_used_bytes=self.growth.used_bytes,
-            arena_quarantined_bytes=sum(
-                extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN
-            ),
+            arena_quarantined_bytes=self.quarantine.sealed_bytes
+            + sum(extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN),
+            parties_awaited=self.quarantine.num_parties,
             extents=len(extents),
             extents_unmapped=sum(len(i.unmapped) for i in self.roster.instances.values()),
             slots_held=sum(extent.num_held for extent in extents),

@@ -1,0 +1,350 @@
+"""Taking over what a predecessor left: from extents found to owners that serve them.
+
+Purpose: choose which extents stay within the budget, build each namespace's index from the records
+that hang together, seal what former processes may still touch, and say what was left out and why.
+Must not know: files, processes. Runs in: the main thread before the loop.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.extents import ExtentGeometry
+from protocol.ids import ExtentId, Fingerprint, InstanceId
+from protocol.namespace import Namespace
+from server.core import lineage
+from server.core.adoption import Adoption, FoundExtent, Heritage
+from server.core.arena import Arena
+from server.core.clock import Clock
+from server.core.config import CoreConfig
+from server.core.effects import DropNamespace, VoidRecords
+from server.core.extents import Extent, Phase
+from server.core.growth import Growth
+from server.core.index import ABSENT
+from server.core.indexload import Loaded, Nodes, load
+from server.core.lineage import Ints
+from server.core.namespaces import Owner, shard_groups
+from server.core.outbox import Outbox
+from server.core.publishing import Publisher
+from server.core.quarantine import Quarantine
+from server.core.roster import Roster
+from server.core.slots import HELD
+
+MAX_EXTENT = 1 << 31
+"""Ids beyond are none that a server gave; one must not make the next ids overflow."""
+
+
+@dataclass
+class Family:
+    """One namespace's extents and what they hold.
+
+    Attributes:
+        fingerprint: of the namespace.
+        namespace: the namespace.
+        found: its extents; the rows of the graph name them by their place here.
+        graph: chunks that their records name.
+        held: which of them may be held.
+        used_us: float64[extents], mean time of last use of what each holds; -1 where that is
+            nothing.
+    """
+
+    fingerprint: Fingerprint
+    namespace: Namespace
+    found: list[FoundExtent]
+    graph: lineage.Graph
+    held: lineage.Survivors = field(init=False)
+    used_us: NDArray[np.float64] = field(init=False)
+
+    def weigh(self, usable: NDArray[np.bool_]) -> None:
+        """Finds out what may be held and how useful each extent is.
+
+        Args:
+            usable: bool[n], rows of the graph that count.
+        """
+        groups = self.namespace.groups
+        full = tuple(groups[one].window_tokens == 0 for one in shard_groups(self.namespace))
+        graph = self.graph
+        self.held = lineage.survivors(graph, usable, full)
+        latest_us = lineage.last_used(graph.parent, self.held.depth, self.stamps_us())
+        rows, num = self.rows(), len(self.found)
+        files = graph.rows.file[rows]
+        counts = np.bincount(files, minlength=num)
+        sums = np.bincount(files, weights=latest_us[graph.node[rows]], minlength=num)
+        self.used_us = np.where(counts > 0, sums / np.maximum(counts, 1), -1.0)
+
+    def rows(self) -> Ints:
+        """int64[held], rows that are held."""
+        cells = self.held.cells
+        rows: Ints = cells[cells >= 0].astype(np.int64)
+        return rows
+
+    def stamps_us(self) -> Ints:
+        """int64[nodes], when each was stored last, in microseconds; 0 where nothing is held."""
+        newest = self.held.cells.max(axis=1, initial=-1)
+        stamps_us = (self.graph.rows.stamp[newest] // np.uint64(1000)).astype(np.int64)
+        return np.where(newest >= 0, stamps_us, 0)
+
+
+class Adopter:
+    """Takes over, once.
+
+    Args:
+        config: settings.
+        clock: current time.
+        outbox: where effects go.
+        roster: gets the owners.
+        arena: gets the extents.
+        growth: the budget.
+        publisher: gets the next generation.
+        quarantine: seals.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        clock: Clock,
+        outbox: Outbox,
+        roster: Roster,
+        arena: Arena,
+        growth: Growth,
+        publisher: Publisher,
+        quarantine: Quarantine,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._outbox = outbox
+        self._roster = roster
+        self._arena = arena
+        self._slots = arena.slots
+        self._growth = growth
+        self._publisher = publisher
+        self._quarantine = quarantine
+
+    def adopt(self, heritage: Heritage) -> Adoption:
+        """Takes over what is whole and fits.
+
+        Args:
+            heritage: what was found.
+
+        Returns:
+            What was kept, and what is to be unlinked.
+        """
+        result = Adoption()
+        with _uncollected():
+            self._quarantine.begin(heritage.parties)
+            families = self._families(heritage, result)
+            kept = self._choose(families, result)
+            for family in families:
+                self._settle(family, kept, result)
+            self._finish(heritage, result)
+        return result
+
+    # --- looking ----------------------------------------------------------------------------
+
+    def _families(self, heritage: Heritage, result: Adoption) -> list[Family]:
+        by_name: dict[Fingerprint, list[FoundExtent]] = {}
+        for one in heritage.extents:
+            why = _misfit(one.geometry, heritage.namespaces)
+            if why:
+                result.dropped[one.geometry.extent] = why
+            else:
+                by_name.setdefault(one.geometry.fingerprint, []).append(one)
+        dropped: Counter[str] = Counter()
+        rows = {name: _read(found, dropped) for name, found in by_name.items()}
+        result.records_dropped.update(+dropped)
+        self._adjust(list(rows.values()))
+        families = []
+        for name, found in by_name.items():
+            graph = lineage.graph(rows[name])
+            family = Family(name, heritage.namespaces[name], found, graph)
+            family.weigh(np.ones(len(graph.node), np.bool_))
+            families.append(family)
+        return families
+
+    def _adjust(self, parts: list[lineage.Rows]) -> None:
+        """Makes times and generations of what was found the past."""
+        stamps = [int(rows.stamp.max()) for rows in parts if rows.stamp.size]
+        # Of another boot's clock, whose zero was elsewhere: their order is all that counts.
+        ahead = np.uint64(max(0, max(stamps, default=0) - self._clock.now_ns))
+        for rows in parts:
+            rows.stamp = np.maximum(rows.stamp, ahead) - ahead
+            if rows.generation.size:
+                newest = int(rows.generation.max())
+                self._publisher.next_generation = max(self._publisher.next_generation, newest + 1)
+
+    # --- choosing ---------------------------------------------------------------------------
+
+    def _choose(self, families: list[Family], result: Adoption) -> set[ExtentId]:
+        """Extents that stay: the most recently used ones within the limits."""
+        families.sort(key=lambda family: float(family.used_us.max()), reverse=True)
+        room_bytes = self._config.arena_bytes
+        kept: set[ExtentId] = set()
+        candidates = []
+        for rank, family in enumerate(families):
+            for one, used in zip(family.found, family.used_us.tolist(), strict=True):
+                if used < 0:
+                    result.dropped[one.geometry.extent] = "holds nothing whole"
+                elif rank >= self._config.max_namespaces:
+                    result.dropped[one.geometry.extent] = "too many namespaces"
+                else:
+                    candidates.append((used, one.geometry))
+        candidates.sort(key=lambda pair: pair[0], reverse=True)
+        for _, geometry in candidates:
+            if geometry.file_bytes <= room_bytes:
+                room_bytes -= geometry.file_bytes
+                kept.add(geometry.extent)
+            else:
+                result.dropped[geometry.extent] = "no room in the arena"
+        return kept
+
+    def _settle(self, family: Family, kept: set[ExtentId], result: Adoption) -> None:
+        """Takes over what of a namespace was chosen."""
+        stays = np.array([one.geometry.extent in kept for one in family.found])
+        if (family.used_us[~stays] >= 0).any():
+            family.weigh(stays[family.graph.rows.file])
+            for number in np.flatnonzero(stays & (family.used_us < 0)).tolist():
+                stays[number] = False
+                result.dropped[family.found[number].geometry.extent] = "holds nothing whole"
+        reasons: Counter[str] = Counter(result.records_dropped)
+        num_rows = len(family.graph.node)
+        reasons["replaced by a newer one"] += family.held.num_older
+        reasons["without its ancestors"] += family.held.num_lost
+        rows = family.rows()
+        reasons["in an extent that was dropped"] += (
+            num_rows - rows.size - family.held.num_older - family.held.num_lost
+        )
+        result.records_dropped = dict(+reasons)
+        if rows.size:
+            self._take_over(family, stays, rows, result)
+
+    # --- taking over ------------------------------------------------------------------------
+
+    def _take_over(
+        self, family: Family, stays: NDArray[np.bool_], rows: Ints, result: Adoption
+    ) -> None:
+        owner = self._roster.adopt(family.namespace, family.fingerprint)
+        found_rows = family.graph.rows
+        base = np.zeros(len(family.found), np.int64)
+        rows = rows[np.argsort(found_rows.file[rows], kind="stable")]
+        ends = np.searchsorted(found_rows.file[rows], np.arange(len(base) + 1))
+        extents = []
+        for number in np.flatnonzero(stays).tolist():
+            local = found_rows.local[rows[ends[number] : ends[number + 1]]]
+            extent = self._add_extent(owner, family.found[number], local)
+            extent.used_us = float(family.used_us[number])
+            base[number] = extent.base
+            extents.append(extent)
+        self._growth.adopt(extents, max(extent.extent for extent in extents) + 1)
+        result.kept += [extent.extent for extent in extents]
+        result.num_sealed += sum(extent.sealed for extent in extents)
+        result.num_records += rows.size
+        result.num_chunks += self._load(owner, family, base)
+
+    def _add_extent(self, owner: Owner, found: FoundExtent, local: Ints) -> Extent:
+        geometry, slots = found.geometry, self._slots
+        base = slots.add_extent(geometry.extent, geometry.num_slots)
+        end = base + geometry.num_slots
+        is_held = np.zeros(geometry.num_slots, np.bool_)
+        is_held[local] = True
+        slots.state[base:end][is_held] = HELD
+        # Of free slots too: whatever is not zero in the file is zeroed before it is used again.
+        slots.generation[base:end] = found.records["generation"]
+        free = (base + np.flatnonzero(~is_held))[::-1].tolist()
+        extent = Extent(geometry, owner, base, Phase.LIVE, free, num_held=int(is_held.sum()))
+        self._arena.extents[geometry.extent] = extent
+        owner.extents[geometry.shard].append(extent)
+        self._quarantine.seal(extent)
+        # What was left out stays out: its ancestors may come again, and a DELETE between.
+        others = np.flatnonzero((found.records["checksum"] != 0) & ~is_held)
+        if others.size:
+            self._outbox.add(VoidRecords(geometry.extent, others.astype(np.uint32)))
+        return extent
+
+    def _load(self, owner: Owner, family: Family, base: Ints) -> int:
+        """Fills the index and the order of eviction; how many chunks that were."""
+        graph, held, rows = family.graph, family.held, family.graph.rows
+        nodes = np.flatnonzero(held.depth >= 0)
+        place = np.full(len(held.depth), lineage.ROOT, np.int64)
+        place[nodes] = np.arange(nodes.size)
+        above = graph.parent[nodes]
+        cells = held.cells[nodes]
+        slots = np.where(cells >= 0, base[rows.file[cells]] + rows.local[cells], ABSENT)
+        loaded = load(
+            owner.index,
+            Nodes(
+                key=graph.key[nodes],
+                parent=np.where(above >= 0, place[above], lineage.ROOT),
+                depth=held.depth[nodes],
+                cells=slots.astype(np.int32),
+                stamp_us=family.stamps_us()[nodes],
+            ),
+        )
+        self._offer(owner, loaded, slots)
+        newest = cells.max(axis=1)
+        order = np.flatnonzero(loaded.lacks)
+        for at in order[np.argsort(held.depth[nodes[order]], kind="stable")].tolist():
+            instance = InstanceId(bytes(rows.owner[newest[at]]))
+            owner.leaves.watch(int(loaded.number[at]), instance, self._clock.now_us)
+        return nodes.size
+
+    def _offer(self, owner: Owner, loaded: Loaded, slots: Ints) -> None:
+        is_sealed = ((slots != ABSENT) & (self._slots.sealed[slots] != 0)).any(axis=1)
+        owner.leaves.load(
+            loaded.number[loaded.is_leaf & ~is_sealed].tolist(),
+            loaded.number[loaded.is_leaf & is_sealed].tolist(),
+        )
+
+    def _finish(self, heritage: Heritage, result: Adoption) -> None:
+        dropped = [one for one in heritage.extents if one.geometry.extent in result.dropped]
+        for one in dropped:
+            self._quarantine.count_foreign(one.geometry)
+        for name in heritage.namespaces:
+            if name not in self._roster.owners:
+                self._outbox.add(DropNamespace(name))
+        ids = [one.geometry.extent for one in heritage.extents]
+        usable = [number for number in ids if number < MAX_EXTENT]
+        self._growth.adopt([], max([heritage.next_extent, *(one + 1 for one in usable)]))
+        self._outbox.counters["adopted_chunks"] += result.num_chunks
+
+
+def _misfit(geometry: ExtentGeometry, namespaces: dict[Fingerprint, Namespace]) -> str:
+    """Why an extent cannot be taken over, or nothing."""
+    namespace = namespaces.get(geometry.fingerprint)
+    if namespace is None:
+        return "of an unknown namespace"
+    if geometry.shard >= namespace.num_shards or geometry.extent >= MAX_EXTENT:
+        return "contradicts its namespace"
+    stated = (geometry.chunk_blocks, geometry.payload_bytes)
+    if stated != (namespace.chunk_blocks, namespace.slot_payload_bytes(geometry.shard)):
+        return "contradicts its namespace"
+    return ""
+
+
+def _read(found: list[FoundExtent], dropped: Counter[str]) -> lineage.Rows:
+    """Sound rows of one namespace's extents, which are put in order; others are counted."""
+    found.sort(key=lambda one: one.geometry.extent)
+    parts = []
+    for number, one in enumerate(found):
+        rows, others = lineage.sound_rows(one.records, one.geometry, number)
+        parts.append(rows)
+        dropped.update(others)
+    return lineage.joined(parts)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without collections, which would go through millions of new objects again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
