@@ -16,7 +16,7 @@ WAIT_S = 20.0
 def main() -> None:
     """Run the server once; exit with words when something is off."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "server", "launch"],
+        [sys.executable, "-m", "server", "launch", "--arena-at-exit", "remove"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

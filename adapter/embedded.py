@@ -181,6 +181,8 @@ class PrivateServer:
         arguments = ["--endpoint", self._place.url]
         if self._place.arena and f"{_SERVER_PREFIX}ARENA_DIR" not in self._environ:
             arguments += ["--arena-dir", self._place.arena]
+        # Nothing outlives the engine; no later server would look for it.
+        arguments += ["--arena-at-exit", "remove"]
         return arguments
 
 

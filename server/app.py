@@ -24,9 +24,10 @@ from server import config as settings
 from server.config import ServerConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
-from server.shell import access, clock, memory
+from server.shell import access, adoption, clock, memory, parties
 from server.shell import arena as arenas
 from server.shell.actions import Actions
+from server.shell.awaited import Awaited
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator
@@ -55,7 +56,7 @@ class Server:
     """
 
     def __init__(self, config: ServerConfig, journal: Journal) -> None:
-        """Takes locks and makes arena and sockets; nothing is left behind when it fails.
+        """Takes locks, the arena over, and makes sockets; when it fails, the arena is as it was.
 
         Raises:
             ConfigError: ENDPOINT_IN_USE, INVALID_CONFIG.
@@ -65,6 +66,7 @@ class Server:
         self._access = access.resolve(config.group)
         self._side_path = config.endpoint.side_path(config.runtime_dir)
         self._epoch = Epoch(os.urandom(16))
+        self._own_party = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket_file = SocketFile(config.endpoint.path)
         self._lock = _lock_endpoint(config, self._access, self._socket_file)
@@ -76,13 +78,27 @@ class Server:
             self._lock.release()
             raise
         try:
-            self.arena_bytes = fit_arena(config, self._arena.free_bytes())
+            here = parties.Surroundings.here()
+            self._parties = parties.Parties(self._arena.directory, self._epoch, here)
+            self._found = adoption.look(self._arena.directory, self._arena.id, here)
+            self._own_party = self._parties.own("server", os.getpid())
+            self.arena_bytes = fit_arena(
+                config, self._arena.free_bytes(), self._found.held_bytes, self._arena.is_in_memory
+            )
             self.extent_bytes = settings.derive_extent_bytes(self.arena_bytes, config.extent_bytes)
+            check_file_limit(self.extent_bytes)
             self._build()
-        except BaseException:
+        except BaseException as error:
             self._context.destroy(linger=0)
-            self._arena.close()
+            self._end_parties()
+            self._arena.close(keep=True)
             self._lock.release()
+            if isinstance(error, OSError):
+                raise ConfigError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"arena-dir: {self._arena.directory} cannot be used: {error.strerror}",
+                    key="arena-dir",
+                ) from error
             raise
 
     def _build(self) -> None:
@@ -115,11 +131,34 @@ class Server:
             self._reporters["side"],
             complaints=self._complaints,
             access=self._access,
+            parties=self._parties,
+            awaited=Awaited(self._found.awaited),
         )
         self._allocator = Allocator(self._arena.directory, self._arena.id, self._reporters["arena"])
-        self._supervisor = Supervisor(HOST_COPIER, self._reporters["copier-0"])
+        self._supervisor = Supervisor(
+            HOST_COPIER, self._reporters["copier-0"], parties=self._parties
+        )
         links = {HOST_COPIER: CopierLink()}
         self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
+        self._adopt(core)
+
+    def _adopt(self, core: Core) -> None:
+        """Takes over what a predecessor held; what the core does not want is removed."""
+        begun_ns = clock.now_ns()
+        gc.disable()  # or it would look through the whole index again and again
+        try:
+            self._adoption = core.adopt(self._found.heritage(), begun_ns)
+        finally:
+            gc.enable()
+        kept = set(self._adoption.kept)
+        for extent, file in self._found.files.items():
+            if extent in kept:
+                self._loop.actions.adopt(file, begun_ns)
+            else:
+                self._allocator.remove(file)
+        names = {self._found.files[extent].geometry.fingerprint for extent in kept}
+        adoption.forget_namespaces(self._arena.directory, self._found, names)
+        self._adopted_s = (clock.now_ns() - begun_ns) / clock.NS_PER_S
 
     def run(self) -> None:
         """Serves until SIGTERM, SIGINT, or SIGHUP unless that is ignored (as nohup has it).
@@ -174,15 +213,19 @@ class Server:
 
     def _say_ready(self) -> None:
         size = settings.format_size
+        chunks = self._adoption.num_chunks
+        adopted = f"adopted {chunks} chunks in {self._adopted_s:.2f} s, " if chunks else ""
         line = (
             f"kvkeep ready: endpoint {self._config.endpoint.url}, side socket {self._side_path}, "
             f"arena {size(self.arena_bytes)} in {self._arena.directory} "
-            f"(extents of {size(self.extent_bytes)}), tiers L1, pid {os.getpid()}, "
+            f"(extents of {size(self.extent_bytes)}), tiers L1, {adopted}pid {os.getpid()}, "
             f"started in {process_age_s():.2f} s\n"
         )
         self._journal.write(STDOUT, line)
-        if self._arena.num_discarded:
-            _log.info("discarded %d extents of a predecessor", self._arena.num_discarded)
+        summary = adoption.summary(self._found, self._adoption)
+        if summary:
+            has_lost = bool(self._found.dropped or self._adoption.dropped)
+            _log.log(logging.WARNING if has_lost else logging.INFO, "arena_adopted: %s", summary)
 
     def _close(self) -> None:
         """Copier first: it writes into the extents that go next. Then what engines connect to."""
@@ -199,8 +242,16 @@ class Server:
         else:
             # What such a thread uses is left to the end of the process, which is next.
             _log.warning("a thread did not end within %.0f s", _END_LIMIT_S)
-        self._arena.close()
+        if ended:
+            self._end_parties()
+        self._arena.close(keep=self._config.arena_at_exit == "keep")
         self._lock.release()
+
+    def _end_parties(self) -> None:
+        """Nothing of this process writes into the arena any more."""
+        path, self._own_party = self._own_party, ""
+        if path:
+            parties.drop(path)
 
 
 def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: SocketFile) -> FileLock:
@@ -235,12 +286,17 @@ def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: Socket
     return lock
 
 
-def fit_arena(config: ServerConfig, folder_free_bytes: int) -> int:
+def fit_arena(
+    config: ServerConfig, folder_free_bytes: int, held_bytes: int = 0, is_in_memory: bool = True
+) -> int:
     """Size of the arena, as set or by what is free (B37).
 
     Args:
         config: settings.
         folder_free_bytes: what the arena's file system leaves.
+        held_bytes: what a predecessor's extents take there already: part of the arena, not of
+            what is in its way.
+        is_in_memory: whether the file system is memory.
 
     Returns:
         Bytes.
@@ -250,6 +306,11 @@ def fit_arena(config: ServerConfig, folder_free_bytes: int) -> int:
     """
     group = memory.cgroup_room(config.cgroup_root)
     rooms = [memory.machine_room(), *([group] if group is not None else [])]
+    folder_free_bytes += held_bytes
+    if is_in_memory:
+        rooms = [memory.Room(room.name, room.free_bytes + held_bytes) for room in rooms]
+    own = memory.process_room()
+    rooms += [own] if own is not None else []
     wanted_bytes = config.arena_bytes
     if wanted_bytes == 0:
         free_bytes = min(room.free_bytes for room in rooms)
@@ -266,6 +327,25 @@ def fit_arena(config: ServerConfig, folder_free_bytes: int) -> int:
             free_bytes=tightest.free_bytes,
         )
     return wanted_bytes
+
+
+def check_file_limit(extent_bytes: int) -> None:
+    """Checks that one extent may be as long as it is to be (B37).
+
+    Args:
+        extent_bytes: length of extent files.
+
+    Raises:
+        ConfigError: INVALID_CONFIG naming the limit.
+    """
+    room = memory.file_room()
+    if room is not None and extent_bytes > room.free_bytes:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"extent-size={settings.format_size(extent_bytes)} does not fit: {room.name} leaves "
+            f"{settings.format_size(room.free_bytes)}",
+            key="extent-size",
+        )
 
 
 def process_age_s() -> float:

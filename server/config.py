@@ -28,11 +28,13 @@ MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
 LEAST_EXTENTS_PER_ARENA = 4
 MIN_INCOMPLETE_S, MAX_INCOMPLETE_S, INCOMPLETE_S = 0.1, 86_400.0, 60.0
+AT_EXIT = ("keep", "remove")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 FILE_KEYS = (
     "endpoint",
     "l1-size",
     "arena-dir",
+    "arena-at-exit",
     "extent-size",
     "incomplete-timeout",
     "group",
@@ -56,6 +58,7 @@ class ServerConfig:
         runtime_dir: folder of sockets that the endpoint does not name.
         arena_dir: folder of the arena, or empty for one in shared memory named after user and
             endpoint.
+        arena_at_exit: whether the arena stays for the next server, ``keep`` or ``remove``.
         arena_bytes: budget of the arena, or 0 for a share of what is free.
         extent_bytes: length of one extent file, or 0 for one derived from the arena.
         incomplete_timeout_s: age from which a chunk without all its shards is evicted first.
@@ -68,6 +71,7 @@ class ServerConfig:
     endpoint: Endpoint
     runtime_dir: str
     arena_dir: str = ""
+    arena_at_exit: str = AT_EXIT[0]
     arena_bytes: int = 0
     extent_bytes: int = 0
     incomplete_timeout_s: float = INCOMPLETE_S
@@ -82,9 +86,9 @@ def read(
     """Reads and checks every setting.
 
     Args:
-        options: from the command line by key (``endpoint``, ``arena-dir``, ``l1-size``,
-            ``extent-size``, ``incomplete-timeout``, ``group``, ``log-level``, ``cgroup-root``,
-            ``config``: a file with more of them); None for what was not given.
+        options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
+            ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``group``, ``log-level``,
+            ``cgroup-root``, ``config``: a file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -140,6 +144,7 @@ def _read(
         endpoint=endpoints.parse(url),
         runtime_dir=endpoints.runtime_dir(environ, user, is_usable_folder),
         arena_dir=_folder("arena-dir", setting("arena-dir")),
+        arena_at_exit=_at_exit(setting("arena-at-exit")),
         arena_bytes=arena_bytes,
         extent_bytes=extent_bytes,
         incomplete_timeout_s=_seconds("incomplete-timeout", setting("incomplete-timeout")),
@@ -225,6 +230,13 @@ def _folder(key: str, text: str) -> str:
     if path and not path.startswith("/"):
         raise _invalid(key, text, "an absolute path")
     return os.path.normpath(path) if path else ""
+
+
+def _at_exit(text: str) -> str:
+    wanted = text.strip().lower() or AT_EXIT[0]
+    if wanted not in AT_EXIT:
+        raise _invalid("arena-at-exit", text, " or ".join(AT_EXIT))
+    return wanted
 
 
 def _log_level(text: str) -> str:

@@ -34,6 +34,7 @@ class Server(Child):
         self.arena_dir: Path = place.shm_dir / name
         arguments = ["-m", "server", "launch", "--endpoint", self.url]
         arguments += ["--arena-dir", str(self.arena_dir), "--l1-size", str(arena_bytes)]
+        arguments += ["--arena-at-exit", "remove"]
         super().__init__(place, name, arguments)
 
     @staticmethod

@@ -31,6 +31,12 @@ EXIT_CONFIG = 2
     help="Folder for the cache's files, absolute, on a tmpfs.  [default: one in /dev/shm]",
 )
 @click.option(
+    "--arena-at-exit",
+    metavar="WHAT",
+    help="keep: the next server takes the cache over.  remove: the memory is free at once.  "
+    "[default: keep]",
+)
+@click.option(
     "--extent-size",
     metavar="SIZE",
     help="Length of one of these files: 64K to 1G, a multiple of 4096 bytes.  "

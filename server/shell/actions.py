@@ -21,7 +21,7 @@ from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.descriptors import Descriptor
 from server.shell.extent_table import ExtentTable
-from server.shell.extents import Allocator
+from server.shell.extents import Allocator, ExtentFile
 from server.shell.peers import Drop, Forget, ForgetPool, SideSocket, Tell
 
 _log = logging.getLogger("kvkeep.server")
@@ -56,6 +56,10 @@ class Actions:
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             fx.DropProcess: self._drop_process,
             fx.ForgetProcess: lambda effect: self._sides.tell(Forget(effect.process)),
+            fx.KeepNamespace: lambda effect: self._allocator.keep_namespace(
+                effect.fingerprint, effect.namespace
+            ),
+            fx.DropNamespace: lambda effect: self._allocator.drop_namespace(effect.fingerprint),
             fx.CreateExtent: lambda effect: self._extents.create(effect.geometry),
             fx.RemoveExtent: lambda effect: self._extents.remove(effect.extent, clock.now_ns()),
             fx.GiveExtent: self._give_extent,
@@ -78,6 +82,7 @@ class Actions:
                 report.process, now_ns
             ),
             reports.ProcessExited: self._process_exited,
+            reports.PartyGone: lambda report, now_ns: self._core.party_gone(report.party, now_ns),
             reports.ExtentCreated: self._extent_created,
             reports.CopierReady: self._copier_ready,
             reports.CopierAnswered: self._copier_answered,
@@ -89,6 +94,10 @@ class Actions:
             reports.DrainAsked: lambda _, now_ns: self._core.begin_drain(now_ns),
             reports.Here: lambda _, now_ns: None,
         }
+
+    def adopt(self, file: ExtentFile, now_ns: int) -> None:
+        """Takes over an extent of a predecessor that the core has kept. Before the loop runs."""
+        self._extents.created(file, now_ns)
 
     def perform(self, effect: fx.Effect) -> None:
         """Does one effect other than SendReply.
@@ -148,7 +157,7 @@ class Actions:
             file_bytes=cut.file_bytes,
         )
         readable = self._extents[cut.extent].readable.borrow()
-        self._sides.tell(Tell(effect.process, side.pack(packet), readable))
+        self._sides.tell(Tell(effect.process, side.pack(packet), readable, cut.fingerprint))
 
     def _take_extent(self, effect: fx.TakeExtent) -> None:
         packet = side.ExtentTaken(session=effect.session, extent=effect.extent)

@@ -1,9 +1,8 @@
-"""The arena's directory: its lock, its identity, and what a dead predecessor left in it.
+"""The arena's directory: its lock, its identity, and what stays of it when a server ends.
 
-Purpose: one server per directory. This version starts empty: extents of a dead predecessor are
-unlinked (engines that map them keep the bytes until they unmap) and the arena gets a new id, since
-extent numbers begin anew; adoption of a predecessor's extents comes with a later version. Must
-not know: what extents hold. Runs in: the main thread, at start and end.
+Purpose: one server per directory; the next one finds the same identity and what this one held. The
+directory outlives the server unless the settings say otherwise. Must not know: what extents hold,
+which of them are taken over. Runs in: the main thread, at start and end.
 """
 
 from __future__ import annotations
@@ -14,14 +13,18 @@ import re
 import stat
 
 from protocol.errors import ConfigError, ErrorCode
-from protocol.ids import ArenaId
+from protocol.ids import ID_BYTES, ArenaId
+from server.shell import namespacefiles, parties
 from server.shell.extents import EXTENT_SUFFIX
 from server.shell.lock import FileLock, owner_line
+from server.shell.memory import is_memory
+from server.shell.namespacefiles import read_whole, write_whole
 
 _LOCK = "lock"
 _IDENTITY = "arena"
 _SHM = "/dev/shm"
 _EXTENT_NAME = re.compile(r"[0-9]{8,10}" + re.escape(EXTENT_SUFFIX))
+_IDENTITY_TEXT = re.compile(r"[0-9a-f]{32}\n?")
 
 
 def default_directory(url: str, uid: int) -> str:
@@ -42,12 +45,11 @@ class Arena:
 
     Attributes:
         directory: absolute path.
-        id: of this arena.
-        num_discarded: extents of a predecessor that were unlinked at the start.
+        id: of this arena, kept over restarts.
     """
 
     def __init__(self, directory: str) -> None:
-        """Locks and empties the directory, making it if it is missing.
+        """Locks the directory, making it if it is missing, and reads its identity.
 
         Args:
             directory: absolute path; its parent exists.
@@ -57,14 +59,17 @@ class Arena:
                 unsafe or cannot be used.
         """
         self.directory = directory
-        self.id = ArenaId(os.urandom(16))
-        self.num_discarded = 0
         try:
             self._made = make_private_directory(directory)
             lock_path = f"{directory}/{_LOCK}"
             self._lock = FileLock(lock_path, owner_line(), f"the arena {directory}")
-            self._discard_extents()
-            self._write_identity()
+            try:
+                for name in (namespacefiles.FOLDER, parties.FOLDER):
+                    _make_folder(f"{directory}/{name}")
+                self.id = self._identity()
+            except BaseException:
+                self._lock.release()
+                raise
         except OSError as error:
             raise ConfigError(
                 ErrorCode.INVALID_CONFIG,
@@ -72,37 +77,75 @@ class Arena:
                 key="arena-dir",
             ) from error
 
-    def _discard_extents(self) -> None:
-        for name in os.listdir(self.directory):
-            if _EXTENT_NAME.fullmatch(name):  # whatever else lies there is not ours
-                os.unlink(f"{self.directory}/{name}")
-                self.num_discarded += 1
-
-    def _write_identity(self) -> None:
+    def _identity(self) -> ArenaId:
         path = f"{self.directory}/{_IDENTITY}"
-        fresh = f"{path}.new"
-        with open(fresh, "w", encoding="ascii") as file:
-            file.write(self.id.hex() + "\n")
-        os.replace(fresh, path)
+        try:
+            text = read_whole(path, 64).decode("ascii", "replace")
+        except OSError:  # none yet, or something that is none
+            text = ""
+        if _IDENTITY_TEXT.fullmatch(text):
+            return ArenaId(bytes.fromhex(text.strip()))
+        fresh = ArenaId(os.urandom(ID_BYTES))
+        write_whole(path, fresh.hex().encode() + b"\n")
+        return fresh
 
     def free_bytes(self) -> int:
         """Room that the directory's file system has now."""
         found = os.statvfs(self.directory)
         return found.f_bavail * found.f_frsize
 
-    def close(self) -> None:
-        """Unlinks all extents, the identity, the lock, and the directory if it is empty then."""
-        self._discard_extents()
-        try:
-            os.unlink(f"{self.directory}/{_IDENTITY}")
-        except FileNotFoundError:
-            pass
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the directory's files are memory of this machine."""
+        return is_memory(self.directory)
+
+    def close(self, keep: bool) -> None:
+        """Lets go of the directory.
+
+        Args:
+            keep: leave what a next server can take over. Without extents there is nothing of
+                that kind, and everything goes.
+        """
+        extents = [name for name in os.listdir(self.directory) if _EXTENT_NAME.fullmatch(name)]
+        if keep and extents:
+            self._lock.release()
+            return
+        for name in (*extents, _IDENTITY):
+            _unlink(f"{self.directory}/{name}")
+        for name in (namespacefiles.FOLDER, parties.FOLDER):
+            _remove_folder(f"{self.directory}/{name}")
         self._lock.release()
         if self._made:
             try:
                 os.rmdir(self.directory)
             except OSError:  # somebody put a file there: theirs to remove
                 pass
+
+
+def _make_folder(path: str) -> None:
+    """Makes a folder of the arena's; what else has its name is removed."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
+            os.unlink(path)
+            os.mkdir(path, 0o700)
+
+
+def _remove_folder(path: str) -> None:
+    for name in os.listdir(path):
+        _unlink(f"{path}/{name}")
+    try:
+        os.rmdir(path)
+    except OSError:  # a folder in it is not ours
+        pass
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        pass
 
 
 def make_private_directory(path: str) -> bool:

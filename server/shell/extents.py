@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry, pack_header
-from protocol.ids import ArenaId
+from protocol.ids import ArenaId, Fingerprint
+from protocol.namespace import Namespace
+from server.shell import namespacefiles
 from server.shell.descriptors import Descriptor
 from server.shell.inbox import Inbox
 from server.shell.reports import ExtentCreated, Reporter
@@ -113,7 +115,7 @@ def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFi
     try:
         os.posix_fallocate(fd, 0, geometry.file_bytes)
         os.pwrite(fd, pack_header(geometry, arena), 0)
-        records = _map_records(fd, geometry)
+        records = map_records(fd, geometry)
         os.fchmod(fd, 0o400)
         readable = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except BaseException:
@@ -123,7 +125,16 @@ def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFi
     return ExtentFile(geometry, path, Descriptor(fd), Descriptor(readable), records)
 
 
-def _map_records(fd: int, geometry: ExtentGeometry) -> NDArray[Any]:
+def map_records(fd: int, geometry: ExtentGeometry) -> NDArray[Any]:
+    """Maps the records of an extent file.
+
+    Args:
+        fd: of the file, writable; may be closed afterwards.
+        geometry: how the file is cut.
+
+    Returns:
+        RECORD_DTYPE[num_slots], shared with the file.
+    """
     mapping = mmap.mmap(fd, geometry.data_offset_bytes, mmap.MAP_SHARED)
     return np.frombuffer(
         mapping, dtype=RECORD_DTYPE, count=geometry.num_slots, offset=RECORDS_OFFSET_BYTES
@@ -142,8 +153,26 @@ def remove(path: str) -> None:
         pass
 
 
+@dataclass(frozen=True)
+class _Keep:
+    """A namespace whose file is to be written."""
+
+    name: Fingerprint
+    namespace: Namespace
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """A namespace whose file is to be removed."""
+
+    name: Fingerprint
+
+
+Item = ExtentGeometry | ExtentFile | Descriptor | _Keep | _Drop
+
+
 class Allocator:
-    """The thread that makes and removes extent files, in the order asked, and closes pools.
+    """The thread that makes and removes files of the arena, in the order asked, and closes pools.
 
     Args:
         directory: the arena's.
@@ -155,7 +184,7 @@ class Allocator:
         self._directory = directory
         self._arena = arena
         self._reporter = reporter
-        self._inbox: Inbox[ExtentGeometry | ExtentFile | Descriptor | None] = Inbox()
+        self._inbox: Inbox[Item | None] = Inbox()
         self._thread = threading.Thread(target=self._run, name="kvkeep-arena", daemon=True)
 
     def start(self) -> None:
@@ -172,6 +201,14 @@ class Allocator:
         Freeing a gigabyte of pages takes tens of milliseconds, which the loop must not spend.
         """
         self._inbox.put(file)
+
+    def keep_namespace(self, name: Fingerprint, namespace: Namespace) -> None:
+        """Has a namespace's file written, before extents asked for later. Does not block."""
+        self._inbox.put(_Keep(name, namespace))
+
+    def drop_namespace(self, name: Fingerprint) -> None:
+        """Has a namespace's file removed. Does not block."""
+        self._inbox.put(_Drop(name))
 
     def close(self, descriptor: Descriptor) -> None:
         """Hands a pool's descriptor over to be given back. Does not block.
@@ -210,7 +247,7 @@ class Allocator:
                 if isinstance(item, ExtentGeometry):
                     self._create(item)
                 else:
-                    self._let_go(item)
+                    self._do(item)
 
     def _create(self, geometry: ExtentGeometry) -> None:
         try:
@@ -221,14 +258,20 @@ class Allocator:
             _log.warning("%s", error)
         self._reporter.post(ExtentCreated(geometry.extent, file, error))
 
-    def _let_go(self, item: ExtentFile | Descriptor) -> None:
+    def _do(self, item: ExtentFile | Descriptor | _Keep | _Drop) -> None:
         try:
             if isinstance(item, Descriptor):
                 item.give_back()
-                return
-            try:
-                remove(item.path)
-            finally:
-                item.close()
+            elif isinstance(item, _Keep):
+                namespacefiles.keep(self._directory, item.name, item.namespace)
+            elif isinstance(item, _Drop):
+                namespacefiles.drop(self._directory, item.name)
+            else:
+                try:
+                    remove(item.path)
+                finally:
+                    item.close()
+        except OSError as error:
+            _log.warning("the arena's folder: %.200r could not be done: %s", item, error)
         except Exception:  # noqa: BLE001 - the thread outlives it
             _log.exception("%.200r could not be let go", item)

@@ -13,32 +13,52 @@ import selectors
 import socket
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol import limits, side
 from protocol.errors import ErrorCode, RequestError
-from protocol.ids import ArenaId, Epoch, InstanceId, PoolId, Token
+from protocol.ids import ArenaId, Epoch, Fingerprint, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, VERSION_MINOR
 from server.core.effects import ProcessId
 from server.shell import clock, packets
 from server.shell.access import Access
+from server.shell.awaited import Awaited, AwaitedParty
 from server.shell.complaints import Complaints
+from server.shell.credentials import peer_ids
 from server.shell.descriptors import Descriptor
 from server.shell.door import Door, error_packet
 from server.shell.inbox import Inbox
 from server.shell.outgoing import Outgoing
-from server.shell.reports import PoolOffered, ProcessExited, ProcessJoined, ProcessQuiet, Reporter
+from server.shell.parties import EngineParty, Parties
+from server.shell.reports import (
+    PartyGone,
+    PoolOffered,
+    ProcessExited,
+    ProcessJoined,
+    ProcessQuiet,
+    Reporter,
+)
 
 MAX_POOLS_PER_PEER = 16
+MAX_SILENT = 128
 SILENCE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Sends a packet to a process; ``descriptor`` is borrowed already and given back once sent."""
+    """Sends a packet to a process; ``descriptor`` is borrowed already and given back once sent.
+
+    Attributes:
+        process: whom.
+        packet: what.
+        descriptor: of an extent, or None.
+        fingerprint: namespace of that extent: its file names the process before it is sent.
+    """
 
     process: ProcessId
     packet: bytes
     descriptor: Descriptor | None = None
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True)
@@ -75,18 +95,22 @@ class Peer:
         process: its number here.
         connection: None once the connection ended.
         pidfd: watched until the exit.
+        pid: as the kernel says, 0 from a pid namespace that cannot be seen.
         silent_until_ns: when it is closed unless it said SideHello.
         joined: whether it did.
         pools: what it passed and was not dropped.
+        party: what it was given, from SideHello on.
         outgoing: packets that the socket had no room for.
     """
 
     process: ProcessId
     connection: socket.socket | None
     pidfd: int
+    pid: int
     silent_until_ns: int
     joined: bool = False
     pools: set[bytes] = field(default_factory=set)
+    party: EngineParty | None = None
     outgoing: Outgoing = field(default_factory=Outgoing)
 
 
@@ -102,6 +126,8 @@ class SideSocket:
         silence_limit_s: time for the first packet.
         complaints: counts what peers do wrong, and bounds what is logged of it.
         access: who may connect; this user alone by default.
+        parties: writes down who was given extents; nobody is without it.
+        awaited: processes of former incarnations; watched here.
     """
 
     def __init__(
@@ -114,8 +140,12 @@ class SideSocket:
         silence_limit_s: float = SILENCE_LIMIT_S,
         complaints: Complaints | None = None,
         access: Access | None = None,
+        parties: Parties | None = None,
+        awaited: Awaited | None = None,
     ) -> None:
         self._complaints = complaints or Complaints()
+        self._parties = parties
+        self._awaited = awaited or Awaited([])
         self._endpoint = endpoint
         self._epoch = epoch
         self._arena = arena
@@ -158,6 +188,9 @@ class SideSocket:
     def _run(self) -> None:
         self._selector.register(self._door.socket, selectors.EVENT_READ, self._accept)
         self._selector.register(self._inbox.fd, selectors.EVENT_READ, self._obey)
+        for entry in self._awaited.watched:
+            gone = partial(self._party_gone, entry)
+            self._selector.register(entry.pidfd or -1, selectors.EVENT_READ, gone)
         while self._running:
             for key, events in self._selector.select(self._timeout_s()):
                 try:
@@ -173,11 +206,16 @@ class SideSocket:
         for peer in list(self._peers.values()):
             self._hang_up(peer)
             os.close(peer.pidfd)
+        self._awaited.close()
         self._selector.close()
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def pids(self) -> dict[int, int]:
+        """Side connections by process id. Runs in any thread."""
+        return dict(self._door.pids)
 
     def _timeout_s(self) -> float | None:
         due = [self._peers[process].silent_until_ns for process in self._silent]
@@ -203,10 +241,13 @@ class SideSocket:
             self._selector.unregister(self._door.socket)
         if admitted is None:
             return
-        connection, pidfd = admitted
+        if len(self._silent) >= MAX_SILENT:  # the oldest had the most time to say hello
+            oldest = self._peers[min(self._silent)]
+            self._refuse(oldest, RequestError(ErrorCode.LIMIT_EXCEEDED, "said nothing"))
+        connection, pidfd, pid = admitted
         process = ProcessId(self._next_process)
         self._next_process += 1
-        peer = Peer(process, connection, pidfd, clock.now_ns() + self._silence_limit_ns)
+        peer = Peer(process, connection, pidfd, pid, clock.now_ns() + self._silence_limit_ns)
         self._peers[process] = peer
         self._silent.add(process)
         self._selector.register(connection, selectors.EVENT_READ, peer)
@@ -229,10 +270,19 @@ class SideSocket:
             self._unwatch(peer)
             self._reporter.post(ProcessExited(peer.process))
 
+    def _party_gone(self, entry: AwaitedParty) -> None:
+        if entry.pidfd is not None:
+            self._selector.unregister(entry.pidfd)
+        self._awaited.gone(entry)
+        self._reporter.post(PartyGone(entry.party))
+
     def _unwatch(self, peer: Peer) -> None:
+        if peer.party is not None:
+            peer.party.end()
         self._selector.unregister(peer.pidfd)
         os.close(peer.pidfd)
         del self._peers[peer.process]
+        self._door.left(peer.pid)
 
     def _hang_up(self, peer: Peer) -> None:
         """Ends the connection; whatever was queued for it is given back first."""
@@ -281,6 +331,7 @@ class SideSocket:
         if isinstance(message, side.Drained):
             if fds or cut:
                 raise RequestError(ErrorCode.NO_DESCRIPTORS, "this packet carries no descriptor")
+            self._drained(peer, message)
             return
         if len(fds) != limits.MAX_FDS_PER_PACKET or cut:
             raise RequestError(
@@ -303,15 +354,24 @@ class SideSocket:
                 f"protocol {hello.major}.{hello.minor} is not spoken here; {VERSION_MAJOR}.0 to "
                 f"{VERSION_MAJOR}.{VERSION_MINOR} are",
             )
-        token = Token(os.urandom(16))
+        token, instance = Token(os.urandom(16)), InstanceId(hello.instance)
         peer.joined = True
         self._silent.discard(peer.process)
+        if self._parties is not None and peer.connection is not None:
+            pid, _ = peer_ids(peer.connection)
+            peer.party = self._parties.engine(pid, peer.pidfd, instance, token)
         # Reported before it is answered, so the loop knows the token before a HELLO brings it.
-        self._reporter.post(ProcessJoined(peer.process, token, InstanceId(hello.instance)))
+        self._reporter.post(ProcessJoined(peer.process, token, instance))
         welcome = side.Welcome(
             token=token, epoch=self._epoch, arena=self._arena, endpoint=self._endpoint
         )
         self._send(peer, side.pack(welcome), None)
+
+    def _drained(self, peer: Peer, message: side.Drained) -> None:
+        pid, ticks = (peer.party.pid, peer.party.start_ticks) if peer.party else (0, 0)
+        epoch, token = Epoch(message.epoch), Token(message.token)
+        for entry in self._awaited.drained(epoch, token, pid, ticks):
+            self._party_gone(entry)
 
     def _take_pool(self, peer: Peer, offer: side.PoolOffer, fds: list[int]) -> None:
         if offer.pool in peer.pools:
@@ -349,9 +409,25 @@ class SideSocket:
                 if descriptor is not None:
                     descriptor.give_back()
                 continue
+            if isinstance(command, Tell) and not self._may_give(peer, command.fingerprint):
+                if descriptor is not None:
+                    descriptor.give_back()
+                continue
             self._send(peer, command.packet, descriptor)
             if isinstance(command, Drop):
                 self._hang_up(peer)
+
+    def _may_give(self, peer: Peer, fingerprint: Fingerprint | None) -> bool:
+        """Writes down who is given an extent; without that, the next server would overwrite it."""
+        if fingerprint is None or peer.party is None:
+            return True
+        try:
+            peer.party.give(fingerprint)
+        except OSError as error:
+            text = f"who reads extents cannot be written down: {error.strerror}"
+            self._refuse(peer, RequestError(ErrorCode.NO_ROOM, text))
+            return False
+        return True
 
     def _send(self, peer: Peer, packet: bytes, descriptor: Descriptor | None) -> None:
         """Queues and sends; a peer that reads nothing is cut off before its queue grows long."""

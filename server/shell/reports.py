@@ -17,6 +17,7 @@ import zmq
 
 from protocol.ids import ExtentId, InstanceId, PoolId, Token
 from server.copier.wire import Answer
+from server.core.adoption import PartyId
 from server.core.effects import CopierId, ProcessId
 from server.shell.descriptors import Descriptor
 
@@ -57,6 +58,13 @@ class ProcessExited:
     """The kernel says that a process is gone."""
 
     process: ProcessId
+
+
+@dataclass(frozen=True)
+class PartyGone:
+    """A process of a former incarnation exited, or said that it reads nothing any more."""
+
+    party: PartyId
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,7 @@ Report = (
     | PoolOffered
     | ProcessQuiet
     | ProcessExited
+    | PartyGone
     | ExtentCreated
     | CopierReady
     | CopierAnswered

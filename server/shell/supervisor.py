@@ -21,7 +21,8 @@ from pathlib import Path
 
 from server.copier.wire import MAX_ANSWER_BYTES, Kind, unpack_answer
 from server.core.effects import CopierId
-from server.shell import clock
+from server.shell import clock, parties
+from server.shell.parties import Parties
 from server.shell.reports import (
     CopierAnswered,
     CopierGone,
@@ -42,7 +43,7 @@ MAX_STUCK = 2
 memory of what it had mapped."""
 _POLL_S = 0.2
 _FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 5.0
+_MAX_BACKOFF_S = 1.0  # until then no engine can save or register; a start costs about 0.2 s
 #: A copier that lives for less may have died of what it was given; the next waits longer.
 _LONG_LIFE_S = 10
 #: glibc copies with non-temporal stores from 256 KiB on: 8.4 to 13.1 GB/s for pages of 4 MiB.
@@ -98,12 +99,20 @@ class _Life:
         child: its process.
         pidfd: of it; readable at its end, also while somebody traces it and waits first.
         was_ready: whether it was reported, so that its end must be, too.
+        party: its file in the arena's folder, from before it gets an extent until its end.
     """
 
     number: int
     child: subprocess.Popen[bytes]
     pidfd: int
     was_ready: bool = False
+    party: str = ""
+
+    def close(self) -> None:
+        """It was seen dead: nothing of it touches memory any more."""
+        os.close(self.pidfd)
+        if self.party:
+            parties.drop(self.party)
 
 
 class Supervisor:
@@ -113,11 +122,17 @@ class Supervisor:
         copier: which one.
         reporter: used by the thread alone.
         module: what to run; takes the socket's number and this process's id.
+        parties: writes down that the copier may touch the arena; None to leave that out.
     """
 
     def __init__(
-        self, copier: CopierId, reporter: Reporter, module: str = "server.copier.host"
+        self,
+        copier: CopierId,
+        reporter: Reporter,
+        module: str = "server.copier.host",
+        parties: Parties | None = None,
     ) -> None:
+        self._parties = parties
         self._copier = copier
         self._reporter = reporter
         self._module = module
@@ -179,8 +194,11 @@ class Supervisor:
         if self._stopping.is_set():
             ours.shutdown(socket.SHUT_RDWR)
         try:
-            life.was_ready = self._await_ready(ours)
-            if life.was_ready:
+            is_ready = self._await_ready(ours)
+            if is_ready and self._parties is not None:
+                life.party = self._parties.own("copier", life.child.pid)
+            life.was_ready = is_ready
+            if is_ready:
                 self._reporter.post(CopierReady(self._copier, life.child.pid, ours))
                 self._read_answers(ours)
         finally:
@@ -188,7 +206,7 @@ class Supervisor:
             with self._lock:
                 self._channel = None
             if has_ended:
-                os.close(life.pidfd)
+                life.close()
             else:
                 self._stuck.append(life)
             if not life.was_ready:
@@ -270,7 +288,7 @@ class Supervisor:
         ready = {fd for fd, _ in poller.poll(None if channel is not None else _POLL_S * 1000)}
         for stuck in [one for one in self._stuck if one.pidfd in ready]:
             self._stuck.remove(stuck)
-            os.close(stuck.pidfd)
+            stuck.close()
             try:
                 stuck.child.wait(END_TIMEOUT_S)  # at once, unless somebody traces it
             except subprocess.TimeoutExpired:

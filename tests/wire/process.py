@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -27,11 +28,15 @@ _LINE = re.compile(
 class ServerProcess:
     """``python -m server launch`` with an endpoint and an arena of its own.
 
+    SIGTERM removes its arena unless ``--arena-at-exit`` is among the arguments; SIGKILL leaves it.
+
     Args:
         folder: short path for the sockets; kept by the caller, so a second server can use it.
         arena_dir: of the arena; below ``folder`` it would not lie in shared memory.
         arguments: further ones.
         url: instead of an ipc endpoint in ``folder``.
+        environ: more of its environment.
+        prefix: a command that becomes the server, such as ``unshare``.
 
     Attributes:
         line: the start-up line.
@@ -48,12 +53,15 @@ class ServerProcess:
         *arguments: str,
         url: str | None = None,
         environ: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.url = url or f"ipc://{folder}/s"
         self.arena_dir = arena_dir
         self.log_path = folder / "server.log"
-        command = [sys.executable, "-m", "server", "launch", "--endpoint", self.url]
+        command = [*prefix, sys.executable, "-m", "server", "launch", "--endpoint", self.url]
         command += ["--arena-dir", str(arena_dir), *(arguments or ("--l1-size", "64M"))]
+        if "--arena-at-exit" not in arguments:
+            command += ["--arena-at-exit", "remove"]
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 command,

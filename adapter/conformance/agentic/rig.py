@@ -146,7 +146,7 @@ def serving(scale: Scale) -> Iterator[str]:
             [
                 *("-m", "server", "launch", "--endpoint", url),
                 *("--arena-dir", str(on.arena_dir), "--l1-size", str(scale.arena_bytes)),
-                *("--extent-size", str(scale.extent_bytes)),
+                *("--extent-size", str(scale.extent_bytes), "--arena-at-exit", "remove"),
             ],
         )
         try:

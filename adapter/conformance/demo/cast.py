@@ -50,7 +50,7 @@ class Server(Child):
             [
                 *("-m", "server", "launch", "--endpoint", self.url),
                 *("--arena-dir", str(on.arena_dir), "--l1-size", str(ARENA_BYTES)),
-                *("--extent-size", str(EXTENT_BYTES)),
+                *("--extent-size", str(EXTENT_BYTES), "--arena-at-exit", "remove"),
             ],
         )
         self.line = self.read_line(_START_S)

@@ -50,7 +50,7 @@ class Service:
             [
                 *("-m", "server", "launch", "--endpoint", self.url),
                 *("--arena-dir", str(self._on.arena_dir), "--l1-size", str(ARENA_BYTES)),
-                *("--extent-size", str(EXTENT_BYTES)),
+                *("--extent-size", str(EXTENT_BYTES), "--arena-at-exit", "remove"),
             ],
         )
         child.read_line(_START_S)

@@ -1,4 +1,4 @@
-"""The arena's directory: private, locked, emptied of what a dead server left."""
+"""The arena's directory: private, locked, kept for the next server or removed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,54 @@ def test_it_is_private_locked_and_gone_afterwards(shm_dir: Path) -> None:
     assert caught.value.code == ErrorCode.ENDPOINT_IN_USE
     assert arena.free_bytes() > 0
     extents.create(str(path), make_geometry(), arena.id).close()
-    arena.close()
+    (path / "parties" / ("0" * 32)).write_text("x")
+    (path / "namespaces" / ("0" * 32)).write_text("x")
+    arena.close(keep=False)
     assert not path.exists()
 
 
-def test_extents_of_a_dead_server_go_and_the_id_changes(shm_dir: Path) -> None:
+def test_the_next_server_finds_the_same_arena(shm_dir: Path) -> None:
     path = shm_dir / "a"
     first = Arena(str(path))
     extents.create(str(path), make_geometry(), first.id).close()
     (path / "note").write_text("somebody's")
-    first._lock.release()  # as the kernel does when its process is gone
+    first.close(keep=True)
+    assert not (path / "lock").exists()
     second = Arena(str(path))
-    assert second.num_discarded == 1
-    assert second.id != first.id
-    second.close()
+    assert second.id == first.id
+    assert (path / "00000001.extent").exists()
+    second._lock.release()  # as the kernel does when its process is gone
+    third = Arena(str(path))
+    assert third.id == first.id
+    third.close(keep=False)
     assert [left.name for left in path.iterdir()] == ["note"]
+
+
+def test_an_arena_without_extents_is_not_kept(shm_dir: Path) -> None:
+    Arena(str(shm_dir / "a")).close(keep=True)
+    assert list(shm_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "torn", "0" * 31, "0" * 32 + "\nmore", "G" * 32])
+def test_an_identity_that_is_none_is_replaced(shm_dir: Path, text: str) -> None:
+    path = shm_dir / "a"
+    path.mkdir(mode=0o700)
+    (path / "arena").write_text(text)
+    (path / "namespaces").write_text("a file in the folder's place")
+    (path / "parties").symlink_to(shm_dir)
+    arena = Arena(str(path))
+    assert (path / "arena").read_text().strip() == arena.id.hex()
+    assert len(arena.id) == 16
+    assert (path / "namespaces").is_dir()
+    assert not (path / "parties").is_symlink()
+    arena.close(keep=False)
+    assert list(shm_dir.iterdir()) == []
+
+
+def test_a_folder_in_shared_memory_is_known_as_such(shm_dir: Path) -> None:
+    arena = Arena(str(shm_dir / "a"))
+    assert arena.is_in_memory
+    arena.close(keep=False)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
@@ -66,7 +99,7 @@ def test_a_directory_that_others_may_read_is_kept(shm_dir: Path) -> None:
     path.mkdir()
     path.chmod(0o755)
     arena = Arena(str(path))
-    arena.close()
+    arena.close(keep=False)
     assert list(path.iterdir()) == []
 
 

@@ -1,0 +1,277 @@
+"""What a predecessor left in the arena's folder, opened and looked through.
+
+Purpose: sort whole extents from what is torn, foreign or of another format, find out which
+processes may still touch them, and hand the core what it decides about. Nothing that lies there
+can stop the start. Must not know: what records mean, which extents fit the budget. Runs in: the
+main thread, at start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+
+from protocol.errors import KvkeepError
+from protocol.extents import HEADER_DTYPE, ExtentGeometry, unpack_header
+from protocol.ids import ArenaId, ExtentId, Fingerprint
+from protocol.namespace import Namespace
+from server.core.adoption import Adoption, FoundExtent, FoundParty, Heritage, PartyId
+from server.shell import extents, namespacefiles, parties
+from server.shell.awaited import AwaitedParty
+from server.shell.descriptors import Descriptor
+from server.shell.extents import ExtentFile, extent_path
+from server.shell.parties import Surroundings
+
+_EXTENT_NAME = re.compile(r"([0-9]{8,10})" + re.escape(extents.EXTENT_SUFFIX))
+_MAX_EXTENT = 1 << 31
+"""Names beyond are none that a server gave; one must not make the next ids overflow."""
+
+
+class NotAdoptableError(Exception):
+    """A file of the arena's folder is no extent that can be taken over; the text says why."""
+
+
+@dataclass
+class Found:
+    """What lies in the folder.
+
+    Attributes:
+        files: whole extents, open.
+        namespaces: by fingerprint.
+        awaited: processes that may still touch the extents.
+        touched: for each of them, namespaces with an extent that somebody has open.
+        next_extent: no file of the folder has this id or a higher one.
+        dropped: what was removed or left aside, by reason, and how often.
+    """
+
+    files: dict[ExtentId, ExtentFile] = field(default_factory=dict)
+    namespaces: dict[Fingerprint, Namespace] = field(default_factory=dict)
+    awaited: list[AwaitedParty] = field(default_factory=list)
+    touched: dict[PartyId, frozenset[Fingerprint]] = field(default_factory=dict)
+    next_extent: int = 1
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the extents take already."""
+        return sum(file.geometry.file_bytes for file in self.files.values())
+
+    def heritage(self) -> Heritage:
+        """What the core decides about."""
+        return Heritage(
+            namespaces=self.namespaces,
+            extents=[FoundExtent(file.geometry, file.records) for file in self.files.values()],
+            parties=[FoundParty(party, names) for party, names in self.touched.items()],
+            next_extent=self.next_extent,
+        )
+
+    def close(self) -> None:
+        """Gives everything back; what lies in the folder stays."""
+        for file in self.files.values():
+            file.close()
+        for one in self.awaited:
+            one.close()
+
+
+def look(directory: str, arena: ArenaId, here: Surroundings) -> Found:
+    """Opens what can be taken over and removes what cannot.
+
+    Args:
+        directory: the arena's, locked.
+        arena: its id.
+        here: surroundings of this process.
+
+    Returns:
+        What was found; the caller closes it.
+    """
+    found = Found()
+    try:
+        in_use = _open_extents(found, directory, arena)
+        found.namespaces, bad = namespacefiles.read(directory)
+        for path, why in bad.items():
+            _remove(found, path, why)
+        _judge_parties(found, directory, here, in_use)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _open_extents(found: Found, directory: str, arena: ArenaId) -> frozenset[Fingerprint]:
+    """Opens the extents.
+
+    Returns:
+        Namespaces with an extent that another process has open, or may have.
+    """
+    in_use: set[Fingerprint] = set()
+    for name in sorted(os.listdir(directory)):
+        match = _EXTENT_NAME.fullmatch(name)
+        if match is None:  # whatever else lies there is not ours
+            continue
+        path, extent = f"{directory}/{name}", ExtentId(int(match[1]))
+        if extent < _MAX_EXTENT:
+            found.next_extent = max(found.next_extent, extent + 1)
+        try:
+            if path != extent_path(directory, extent) or extent >= _MAX_EXTENT:
+                raise NotAdoptableError("not a name that a server gives")
+            file, is_alone = reopen(directory, extent, arena)
+        except NotAdoptableError as error:
+            _remove(found, path, str(error))
+            continue
+        found.files[extent] = file
+        if not is_alone:
+            in_use.add(file.geometry.fingerprint)
+    return frozenset(in_use)
+
+
+def _remove(found: Found, path: str, why: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError as error:  # a folder, for instance
+        why = f"{why}, left there: {error.strerror}"
+    found.dropped[why] += 1
+
+
+def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile, bool]:
+    """Opens an extent file that a predecessor left.
+
+    Args:
+        directory: the arena's.
+        extent: its id, as its name says.
+        arena: whose it must be.
+
+    Returns:
+        The file, which the caller closes, and whether the kernel says that no other process has
+        it open or mapped.
+
+    Raises:
+        NotAdoptableError: it is torn, foreign, of another format, or cannot be opened.
+    """
+    path = extent_path(directory, extent)
+    fds: list[int] = []
+    try:
+        # Without O_NONBLOCK a pipe would keep the start waiting.
+        fds.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
+        geometry = _check_whole(fds[0], extent, arena)
+        is_alone = _is_alone(fds[0])
+        os.fchmod(fds[0], 0o600)
+        # This very file, whatever its name stands for by now.
+        fds.append(os.open(f"/proc/self/fd/{fds[0]}", os.O_RDWR | os.O_CLOEXEC))
+        os.fchmod(fds[0], 0o400)
+        if os.fstat(fds[1]).st_blocks * 512 < geometry.file_bytes:
+            os.posix_fallocate(fds[1], 0, geometry.file_bytes)  # or a write could be a SIGBUS
+        records = extents.map_records(fds[1], geometry)
+    except (OSError, ValueError, KvkeepError, NotAdoptableError) as error:
+        for fd in fds:
+            os.close(fd)
+        if isinstance(error, NotAdoptableError):
+            raise
+        text = error.strerror if isinstance(error, OSError) else None
+        text = error.message if isinstance(error, KvkeepError) else text
+        raise NotAdoptableError(text or str(error)) from error
+    readable, writable = map(Descriptor, fds)
+    return ExtentFile(geometry, path, writable, readable, records), is_alone
+
+
+def _check_whole(fd: int, extent: ExtentId, arena: ArenaId) -> ExtentGeometry:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAdoptableError("not a regular file")
+    if found.st_uid != os.geteuid():
+        raise NotAdoptableError("the file belongs to another user")
+    geometry, whose = unpack_header(os.pread(fd, HEADER_DTYPE.itemsize, 0))
+    if whose != arena:
+        raise NotAdoptableError("of another arena")
+    if geometry.extent != extent:
+        raise NotAdoptableError("the header is another extent's")
+    if found.st_size != geometry.file_bytes:
+        raise NotAdoptableError("not as long as its header says")
+    return geometry
+
+
+def _is_alone(fd: int) -> bool:
+    """Whether no other open file or mapping of it exists, in whatever process or container.
+
+    The kernel grants a write lease only then. It is given back at once.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:  # somebody has it, or such leases are not to be had here
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def _judge_parties(
+    found: Found, directory: str, here: Surroundings, in_use: frozenset[Fingerprint]
+) -> None:
+    for path, party in parties.read(directory).items():
+        touched = in_use
+        if not isinstance(party, str) and party.fingerprints is not None:
+            touched = in_use & party.fingerprints
+        if not touched:  # whatever became of the process, it has nothing of it open
+            parties.drop(path)
+            continue
+        if isinstance(party, str):
+            found.dropped[f"{party}; extents wait for whoever it was"] += 1
+            awaited = AwaitedParty(_next_party(found), path, None)
+        else:
+            pidfd = parties.watch(party, here)
+            # A server that cannot be seen from here is gone all the same: its lock was free.
+            if pidfd == -1 or (pidfd is None and party.role == "server"):
+                parties.drop(path)
+                continue
+            awaited = AwaitedParty(_next_party(found), path, party, pidfd)
+        found.awaited.append(awaited)
+        found.touched[awaited.party] = touched
+
+
+def _next_party(found: Found) -> PartyId:
+    return PartyId(len(found.awaited) + 1)
+
+
+def forget_namespaces(directory: str, found: Found, kept: set[Fingerprint]) -> None:
+    """Removes the files of namespaces without extents.
+
+    Args:
+        directory: the arena's.
+        found: what was there.
+        kept: namespaces of the extents that were taken over.
+    """
+    for name in found.namespaces.keys() - kept:
+        namespacefiles.drop(directory, name)
+
+
+def summary(found: Found, adoption: Adoption) -> str:
+    """One line for the log about what was taken over and what was not.
+
+    Args:
+        found: what was there.
+        adoption: what the core made of it.
+
+    Returns:
+        Empty when the folder was.
+    """
+    if not (found.files or found.dropped):
+        return ""
+    parts = [f"adopted {adoption.num_chunks} chunks in {len(adoption.kept)} extents"]
+    dropped = found.dropped + Counter(adoption.dropped.values())
+    if dropped:
+        parts.append("dropped extents: " + _counted(dropped))
+    if adoption.records_dropped:
+        parts.append("dropped records: " + _counted(Counter(adoption.records_dropped)))
+    if found.awaited:
+        who = Counter(one.role for one in found.awaited)
+        parts.append(
+            f"{adoption.num_sealed} extents are not written to until former processes are gone: "
+            + _counted(who)
+        )
+    return "; ".join(parts)
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
