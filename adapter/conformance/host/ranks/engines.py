@@ -175,6 +175,7 @@ class TensorParallelEngine(_RankedEngine):
         per_rank: Makes a rank's options of these, for ranks that differ (``load_skew``).
         environ: Environment variables of the ranks, beyond those of this process.
         plugins: See ``JobSpec``.
+        model: See ``JobSpec``.
 
     Raises:
         JobDiedError: If the ranks do not come up.
@@ -190,14 +191,12 @@ class TensorParallelEngine(_RankedEngine):
         per_rank: Callable[[int, HostOptions], HostOptions] | None = None,
         environ: Mapping[str, str] | None = None,
         plugins: Sequence[str] = (),
+        model: str = "",
     ) -> None:
         llm_args = replace(llm_args, tensor_parallel_size=size)
         made = _options(options, per_rank, size)
-        super().__init__(
-            JobSpec(
-                llm_args, num_blocks, size, made, {**os.environ, **(environ or {})}, tuple(plugins)
-            )
-        )
+        settings = {**os.environ, **(environ or {})}
+        super().__init__(JobSpec(llm_args, num_blocks, size, made, settings, tuple(plugins), model))
 
     def __enter__(self) -> TensorParallelEngine:
         return self

@@ -200,6 +200,9 @@ class RankServer:
 
 def _model(seat: Seat, spec: JobSpec) -> ForwardModel | None:
     args = spec.llm_args
+    if spec.model:
+        made: ForwardModel = _named(spec.model)(seat.rank, spec.size)
+        return made
     if args.enable_attention_dp or args.tensor_parallel_size == 1:
         return None
     config, weights = read_model_dir(Path(args.model))

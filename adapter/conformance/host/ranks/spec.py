@@ -25,6 +25,8 @@ class JobSpec:
         environ: Environment variables of the ranks: all that they have.
         plugins: ``module:function``, called in each rank's process before its engine is
             made, with the rank and its ``Injector``.
+        model: ``module:function``, called with rank and size for the forward that a rank runs;
+            empty for the model that ``llm_args`` name.
     """
 
     llm_args: LlmArgs
@@ -33,6 +35,7 @@ class JobSpec:
     options: tuple[HostOptions, ...]
     environ: dict[str, str] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True)

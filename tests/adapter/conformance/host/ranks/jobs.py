@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adapter.conformance.host.engine import HostEngine
+from adapter.conformance.host.forward import ForwardModel
 from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig, LlmArgs
+from adapter.conformance.host.payload import PayloadModel
 from adapter.conformance.host.ranks.injection import Injector
 from adapter.conformance.host.weights import TINY, write_model_dir
 
@@ -43,6 +46,16 @@ def prompt(count: int, seed: int = 0) -> list[int]:
 def note_rank(rank: int, injector: Injector) -> None:
     """A plug-in."""
     injector.reach(f"plugged into rank {rank}")
+
+
+def payload(rank: int, size: int) -> ForwardModel:
+    """A forward of the job's own."""
+    return PayloadModel(BLOCK, bytes_per_token=rank + size)
+
+
+def page_bytes(engine: HostEngine) -> int:
+    """To be called in a rank."""
+    return int(engine.pool[0].numel())
 
 
 def environment(engine: object) -> dict[str, str]:

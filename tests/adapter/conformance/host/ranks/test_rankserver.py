@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,14 @@ def test_points_of_an_iteration_are_passed_and_traps_taken_back(
     passes = engine.stats(1).passes
     assert {"bound", "forward", "launched", "iteration"} <= passes.keys()
     assert engine.job.ask(0, "cancel", number=12345).result(WAIT_S) is False
+
+
+def test_a_job_may_bring_its_own_forward(tmp_path: Path) -> None:
+    args = jobs.llm_args(tmp_path)  # no model lies there
+    with TensorParallelEngine(args, 8, 2, model=f"{HERE}:payload") as made:
+        sizes = [made.call(rank, f"{HERE}:page_bytes") for rank in range(2)]
+        assert sizes == [2 * jobs.BLOCK * 2, 2 * jobs.BLOCK * 3]
+        assert len(made.submit(prompt(9), 2).result(WAIT_S).tokens) == 2
 
 
 def test_an_executor_that_dies_takes_its_process_along(engine: TensorParallelEngine) -> None:

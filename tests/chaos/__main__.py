@@ -1,0 +1,104 @@
+"""``make chaos``: engines under load while everything around them is killed, stopped and dropped.
+
+``python -m tests.chaos [--minutes M] [--seed S] [--json build/chaos.json]``. Prints its seed, a
+line a minute and its verdict; docs/chaos.md says what the figures mean. Exit code 0 when the run
+counts and everything held, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from server.bench.machine import describe
+from tests.chaos.conductor import Conductor, Settings
+from tests.chaos.script import draw
+from tests.chaos.verdict import judge
+
+SCHEMA = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs once.
+
+    Args:
+        arguments: command line without the program; None for this process's.
+
+    Returns:
+        Exit code.
+    """
+    options = _parser().parse_args(arguments)
+    launcher = ("tests.chaos.broken", options.broken) if options.broken else ("server", "launch")
+    settings = Settings(
+        options.seed, options.minutes * 60, options.rate, options.plant, tuple(launcher)
+    )
+    events = draw(options.seed, settings.length_s)
+    print(f"chaos: seed {options.seed}, {options.minutes:g} min, {len(events)} events", flush=True)
+    begun, began_s = dt.datetime.now(dt.timezone.utc), time.monotonic()
+    conductor = Conductor(settings, events, lambda line: print(line, flush=True))
+    figures = conductor.run()
+    verdict = judge(figures, options.minutes)
+    document = {
+        "schema": SCHEMA,
+        "begun": begun.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began_s, 1),
+        "seed": options.seed,
+        "minutes": options.minutes,
+        "rate": options.rate,
+        "planted": options.plant or options.broken,
+        "machine": describe(),
+        "load_1min_after": round(os.getloadavg()[0], 2),
+        **figures,
+        "per_minute": conductor.minutes,
+        "invalid": list(verdict.invalid),
+        "wrong": list(verdict.wrong),
+        "held": verdict.held,
+    }
+    if options.json:
+        path = Path(options.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _show(document)
+    return 0 if verdict.held else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long processes are hit")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--json", default="", help="where the figures go")
+    parser.add_argument(
+        "--rate", type=float, default=60.0, help="requests per second and engine at most"
+    )
+    parser.add_argument("--plant", choices=("", "flip"), default="", help="a fault to be found")
+    parser.add_argument("--broken", default="", help="a broken server to be found out")
+    return parser
+
+
+def _show(document: dict[str, Any]) -> None:
+    lists = ("trouble_list", "leak_list", "hang_list", "longest_calls")
+    for name, value in document.items():
+        if not isinstance(value, (list, dict)):
+            print(f"  {name}: {value}")
+    for name in lists:
+        if document[name]:
+            print(f"  {name}:")
+            for one in document[name]:
+                what = f"{one}: {document[name][one]}" if name == "leak_list" else one
+                print(f"    {what}")
+    for reason in document["invalid"]:
+        print(f"INVALID: {reason}")
+    for reason in document["wrong"]:
+        print(f"WRONG: {reason}")
+    print(f"held: {document['held']}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

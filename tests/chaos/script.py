@@ -1,0 +1,120 @@
+"""What a chaos run does to its processes and when: a pure function of its seed.
+
+Each kind of event comes at its own rate, one in each stretch of time, at a random moment of it, so
+that a run of any length has the number its rate promises. Server deaths end with the first part of
+the run: what grows in a server can only be seen in one that lives. Must not know: processes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+WARM_UP_S: Final = 6.0
+COOL_DOWN_S: Final = 6.0
+QUIET_SHARE: Final = 0.27
+"""Last part of a run, in which no server dies: its last incarnation is watched."""
+
+ARENA_SIZES: Final = ("24M", "24M", "12M", "24M", "8M", "32M", "16M")
+FULL_ARENA: Final = "24M"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How often something happens.
+
+    Attributes:
+        per_minute: of the whole run.
+        seconds: shortest and longest duration, where it has one.
+        is_early: whether it ends with the first part of the run.
+    """
+
+    per_minute: float
+    seconds: tuple[float, float] = (0.0, 0.0)
+    is_early: bool = False
+
+
+RATES: Final[Mapping[str, Rate]] = {
+    "kill_engine": Rate(7.0),
+    "kill_engine_at_a_point": Rate(1.0),
+    "kill_server": Rate(1.6, (0.0, 1.2), is_early=True),
+    "kill_server_past_stopped_engine": Rate(0.9, (2.0, 6.0), is_early=True),
+    "end_server": Rate(0.4, (0.0, 0.8), is_early=True),
+    "kill_copier": Rate(2.0),
+    "stop_engine": Rate(2.5, (0.1, 4.0)),
+    "stop_engine_with_offer": Rate(1.5, (0.1, 4.0)),
+    "stop_copier": Rate(1.5, (0.1, 3.0)),
+    "wedge_copier": Rate(0.2, (11.0, 13.0)),
+    "stop_server": Rate(1.0, (0.1, 3.0)),
+    "drop_side": Rate(2.0),
+    "drop_wire": Rate(3.0),
+    "hide_sockets": Rate(0.7, (0.1, 2.0)),
+}
+"""By kind. A server's ``seconds`` is the time until the next one is started, or, past a stopped
+engine, how long the engine stays stopped."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing to do.
+
+    Attributes:
+        at_s: since the run began.
+        kind: one of ``RATES``.
+        target: chooses among whatever can be hit then, modulo their number.
+        seconds: duration.
+        arena: size of the next server's arena, where one is started.
+    """
+
+    at_s: float
+    kind: str
+    target: int
+    seconds: float = 0.0
+    arena: str = ""
+
+
+def draw(seed: int, length_s: float, rates: Mapping[str, Rate] = RATES) -> list[Event]:
+    """The events of a run.
+
+    Args:
+        seed: any integer.
+        length_s: of the run.
+        rates: by kind.
+
+    Returns:
+        In order of time.
+    """
+    events: list[Event] = []
+    for kind, rate in rates.items():
+        rng = random.Random(f"chaos {seed} {kind}")
+        end_s = length_s * (1 - QUIET_SHARE) if rate.is_early else length_s - COOL_DOWN_S
+        begin_s = min(WARM_UP_S, end_s / 4)
+        whole, rest = divmod(rate.per_minute * length_s / 60, 1)
+        count = int(whole) + (rng.random() < rest)
+        for number in range(count):
+            at_s = begin_s + (end_s - begin_s) * (number + rng.random()) / count
+            events.append(
+                Event(at_s, kind, rng.randrange(1 << 16), rng.uniform(*rate.seconds), _arena(rng))
+            )
+    return _with_full_arena_at_last(sorted(events, key=lambda event: event.at_s))
+
+
+def _arena(rng: random.Random) -> str:
+    return rng.choice(ARENA_SIZES)
+
+
+def restarts_server(kind: str) -> bool:
+    """Whether the next server is another incarnation."""
+    return kind in ("kill_server", "kill_server_past_stopped_engine", "end_server")
+
+
+def _with_full_arena_at_last(events: list[Event]) -> list[Event]:
+    """The incarnation that is watched has the room it should have."""
+    for number in range(len(events) - 1, -1, -1):
+        event = events[number]
+        if restarts_server(event.kind):
+            events[number] = Event(event.at_s, event.kind, event.target, event.seconds, FULL_ARENA)
+            break
+    return events

@@ -1,0 +1,47 @@
+"""A short run holds, and a run with a planted fault finds it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.chaos.__main__ import main
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+MUST_BE_ZERO = (
+    *("wrong_bytes", "failed_offers", "failed_requests", "engine_deaths", "hangs", "leaks"),
+)
+
+
+def chaos(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    path = tmp_path / "chaos.json"
+    code = main(["--json", str(path), *arguments])
+    document: dict[str, Any] = json.loads(path.read_text())
+    return code, document
+
+
+def test_a_short_run_holds(tmp_path: Path) -> None:
+    # Too short for its counts to be judged: the run of two minutes is a step of .ci/run.
+    _, found = chaos(tmp_path, "--minutes", "0.4", "--seed", "11", "--rate", "25")
+    assert {name: found[name] for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0), found
+    assert found["trouble_list"] == []
+    assert found["engine_kills"] >= 2
+    assert found["server_kills"] >= 1
+    assert found["loads_verified"] > 50
+    assert not found["wrong"]
+
+
+def test_wrong_bytes_in_the_arena_are_found(tmp_path: Path) -> None:
+    code, found = chaos(
+        tmp_path, "--minutes", "0.3", "--seed", "12", "--rate", "25", "--plant", "flip"
+    )
+    assert code == 1
+    assert found["wrong_bytes"] > 0
+    assert any(reason.startswith("wrong_bytes") for reason in found["wrong"])
+    assert any("bytes differ" in text for text in found["trouble_list"])

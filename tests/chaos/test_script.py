@@ -1,0 +1,54 @@
+"""A script is its seed's, has what its rates promise, and lets the last server live."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.chaos.script import (
+    COOL_DOWN_S,
+    FULL_ARENA,
+    QUIET_SHARE,
+    RATES,
+    Rate,
+    draw,
+    restarts_server,
+)
+
+KILLS = ("kill_server", "kill_server_past_stopped_engine")
+
+
+def test_a_seed_is_a_script() -> None:
+    assert draw(7, 120) == draw(7, 120)
+    assert draw(7, 120) != draw(8, 120)
+
+
+@pytest.mark.parametrize("minutes", [1, 2, 10])
+@pytest.mark.parametrize("seed", range(5))
+def test_rates_that_are_asked_for_are_kept(minutes: int, seed: int) -> None:
+    count = Counter(event.kind for event in draw(seed, minutes * 60))
+    assert count["kill_engine"] + count["kill_engine_at_a_point"] >= 6 * minutes
+    assert sum(count[kind] for kind in KILLS) >= 2 * minutes
+    for kind, rate in RATES.items():
+        assert abs(count[kind] - rate.per_minute * minutes) < 1, kind
+
+
+def test_the_last_server_lives_and_has_the_full_arena() -> None:
+    events = draw(3, 600)
+    assert events == sorted(events, key=lambda event: event.at_s)
+    deaths = [event for event in events if restarts_server(event.kind)]
+    assert deaths[-1].at_s <= 600 * (1 - QUIET_SHARE)
+    assert deaths[-1].arena == FULL_ARENA
+    assert len({event.arena for event in deaths}) > 2
+    assert events[-1].at_s <= 600 - COOL_DOWN_S
+
+
+def test_durations_are_within_their_bounds() -> None:
+    for event in draw(4, 600):
+        low, high = RATES[event.kind].seconds
+        assert low <= event.seconds <= high
+
+
+def test_other_rates() -> None:
+    assert draw(1, 60, {"kill_engine": Rate(0.0)}) == []
