@@ -13,6 +13,8 @@ from server.shell import packets
 from server.shell.descriptors import Descriptor
 
 MAX_PACKETS = 4096
+MAX_BYTES = 1 << 20
+"""An extent's packet is some hundred bytes, an error's up to half a kilobyte."""
 
 
 class Outgoing:
@@ -20,6 +22,7 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._packets: deque[tuple[bytes, Descriptor | None]] = deque()
+        self._num_bytes = 0
 
     def __len__(self) -> int:
         """Packets that wait."""
@@ -28,7 +31,7 @@ class Outgoing:
     @property
     def is_too_long(self) -> bool:
         """Whether the peer has not read for so long that it is to be cut off."""
-        return len(self._packets) > MAX_PACKETS
+        return len(self._packets) > MAX_PACKETS or self._num_bytes > MAX_BYTES
 
     def put(self, packet: bytes, descriptor: Descriptor | None) -> None:
         """Appends a packet.
@@ -38,6 +41,7 @@ class Outgoing:
             descriptor: borrowed for this queue, which gives it back.
         """
         self._packets.append((packet, descriptor))
+        self._num_bytes += len(packet)
 
     def flush(self, connection: socket.socket) -> None:
         """Sends what there is room for.
@@ -55,11 +59,13 @@ class Outgoing:
             except BlockingIOError:
                 return
             self._packets.popleft()
+            self._num_bytes -= len(packet)
             if descriptor is not None:
                 descriptor.give_back()
 
     def clear(self) -> None:
         """Throws everything away."""
+        self._num_bytes = 0
         while self._packets:
             _, descriptor = self._packets.popleft()
             if descriptor is not None:
