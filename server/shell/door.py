@@ -13,10 +13,13 @@ from protocol.errors import ConfigError, ErrorCode, KvkeepError, RequestError
 from server.shell import clock, packets
 from server.shell.access import Access
 from server.shell.complaints import Complaints
-from server.shell.credentials import watch_peer
+from server.shell.credentials import peer_ids, watch_peer
 from server.shell.socketfile import SocketFile
 
 MAX_PEERS = 1024
+MAX_PER_PROCESS = 64
+"""Of those, so that one process cannot take the places of all. An engine has one per ``LLM``."""
+
 _PAUSE_NS = clock.NS_PER_S // 2
 _BACKLOG = 128
 
@@ -33,6 +36,7 @@ class Door:
         socket: to be watched for reading while ``closed_until_ns`` is 0.
         file: of the socket.
         closed_until_ns: end of a pause after descriptors ran out, or 0.
+        pids: connections by process id.
     """
 
     def __init__(self, path: str, complaints: Complaints, access: Access | None = None) -> None:
@@ -46,6 +50,7 @@ class Door:
         self._access = access or Access.own()
         self.file = SocketFile(path)
         self.closed_until_ns = 0
+        self.pids: dict[int, int] = {}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.file.make_way()
@@ -64,15 +69,16 @@ class Door:
                 f"the side socket {path} cannot be made: {error.strerror or error}",
             ) from error
 
-    def admit(self, num_peers: int) -> tuple[socket.socket, int] | None:
+    def admit(self, num_peers: int) -> tuple[socket.socket, int, int] | None:
         """Accepts one connection.
 
         Args:
             num_peers: processes that are watched already.
 
         Returns:
-            Connection and pidfd, or None: nobody there, refused, or out of descriptors, in
-            which case ``closed_until_ns`` says how long not to look, since looking would spin.
+            Connection, pidfd and process id (counted until ``left``), or None: nobody there,
+            refused, or out of descriptors, in which case ``closed_until_ns`` says how long not to
+            look, since looking would spin.
         """
         try:
             connection, _ = self.socket.accept()
@@ -88,7 +94,15 @@ class Door:
                 raise RequestError(
                     ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_PEERS} processes may be connected"
                 )
-            return connection, watch_peer(connection, self._access)
+            pid, _ = peer_ids(connection)
+            if self.pids.get(pid, 0) >= MAX_PER_PROCESS and pid:
+                raise RequestError(
+                    ErrorCode.LIMIT_EXCEEDED,
+                    f"process {pid} has {MAX_PER_PROCESS} side connections: more it may not have",
+                )
+            pidfd = watch_peer(connection, self._access)
+            self.pids[pid] = self.pids.get(pid, 0) + 1
+            return connection, pidfd, pid
         except RequestError as error:
             self._complaints.note("side_refused", str(error))
             try:
@@ -97,6 +111,16 @@ class Door:
                 pass
             connection.close()
             return None
+
+    def left(self, pid: int) -> None:
+        """A connection that was admitted is not watched any more.
+
+        Args:
+            pid: as ``admit`` gave it.
+        """
+        self.pids[pid] -= 1
+        if not self.pids[pid]:
+            del self.pids[pid]
 
     def close(self) -> None:
         """Removes the socket's file, if it is still this one's, and stops listening."""

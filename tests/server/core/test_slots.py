@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protocol.layout import unpack_slots
 from server.core.integrity import IntegrityError
-from server.core.slots import FREE, HELD, SlotTable
+from server.core.slots import FREE, HELD, NO_NODE, SlotTable
 
 
 class SlotMachine(RuleBasedStateMachine):
@@ -111,3 +111,16 @@ def test_the_check_sees_what_is_wrong() -> None:
     table.pins_of[base] = 1
     with pytest.raises(IntegrityError, match="free slot has no pins"):
         table.check()
+
+
+def test_memory_for_all_that_can_come_is_asked_for_once() -> None:
+    table = SlotTable(room=50_000)
+    before = table.generation.base
+    base = table.add_extent(1, 10_000)
+    assert table.generation.base is before  # nothing was copied
+    assert table.state.size < 50_000  # and nobody looks at what is not there yet
+    assert table.node_of[base + 9_999] == NO_NODE
+    table.generation[base] = 7
+    table.add_extent(2, 100_000)
+    assert table.generation[base] == 7
+    table.check()

@@ -6,6 +6,8 @@ import os
 import resource
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,8 @@ def test_it_is_for_its_user_alone_and_replaces_a_stale_one(short_dir: Path) -> N
     with connect(path):
         admitted = made.admit(0)
         assert admitted is not None
-        connection, pidfd = admitted
+        connection, pidfd, pid = admitted
+        assert made.pids == {pid: 1} == {os.getpid(): 1}
         assert not connection.getblocking()
         connection.close()
         os.close(pidfd)
@@ -59,6 +62,46 @@ def test_one_process_too_many_is_told_why(short_dir: Path) -> None:
         assert isinstance(answer, side.SideError)
         assert answer.code == ErrorCode.LIMIT_EXCEEDED
         assert client.recv(4096) == b""
+    made.close()
+
+
+def test_one_process_cannot_take_the_places_of_all(short_dir: Path) -> None:
+    made = Door(str(short_dir / "s"), Complaints())
+    clients, admitted = [], []
+    for _ in range(door.MAX_PER_PROCESS):
+        clients.append(connect(short_dir / "s"))
+        one = made.admit(len(admitted))
+        assert one is not None
+        admitted.append(one)
+    with connect(short_dir / "s") as client:
+        assert made.admit(len(admitted)) is None
+        answer = side.unpack_from_server(client.recv(4096))
+        assert isinstance(answer, side.SideError)
+        assert answer.code == ErrorCode.LIMIT_EXCEEDED
+    code = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+        "s.settimeout(20); s.connect(sys.argv[1]); print('in', flush=True); s.recv(1)"
+    )
+    command = [sys.executable, "-c", code, str(short_dir / "s")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"in\n"
+        found = made.admit(len(admitted))
+        assert found is not None
+        assert found[2] == other.pid
+        admitted.append(found)
+        for connection, pidfd, pid in admitted:
+            connection.close()
+            os.close(pidfd)
+            made.left(pid)
+    assert made.pids == {}
+    with connect(short_dir / "s"):  # its places are free again
+        again = made.admit(0)
+        assert again is not None
+        again[0].close()
+        os.close(again[1])
+    for one_client in clients:
+        one_client.close()
     made.close()
 
 
