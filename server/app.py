@@ -31,6 +31,7 @@ from server.shell.awaited import Awaited
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator
+from server.shell.guard import Guard
 from server.shell.journal import STDOUT, Journal
 from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, ThreadDiedError, make_socket
@@ -141,6 +142,11 @@ class Server:
         links = {HOST_COPIER: CopierLink()}
         self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
         self._adopt(core)
+        self._guard = Guard(
+            self._config.endpoint, self._sides.pids, core.accounted_bytes, self._complaints
+        )
+        core.tell_more(self._loop.bursts.counts)
+        core.tell_more(self._complaints.figures)
 
     def _adopt(self, core: Core) -> None:
         """Takes over what a predecessor held; what the core does not want is removed."""
@@ -178,7 +184,9 @@ class Server:
             self._loop.bind(self._config.endpoint, own_ids)
             self._open_endpoint()
             self._sides.start()
+            self._guard.start()
             self._loop.threads = {
+                "guard": self._guard.is_alive,
                 "side": self._sides.is_alive,
                 "arena": self._allocator.is_alive,
                 "copier-0": self._supervisor.is_alive,
@@ -231,6 +239,7 @@ class Server:
         """Copier first: it writes into the extents that go next. Then what engines connect to."""
         self._socket_file.remove()
         ended = self._supervisor.stop(_END_LIMIT_S)
+        ended = self._guard.stop(_END_LIMIT_S) and ended
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
         if ended:

@@ -93,8 +93,11 @@ class Core:
         self._peers.offer(process, pool, size_bytes)
 
     def process_quiet(self, process: ProcessId, now_ns: int) -> None:
-        """A side connection ended: no new work for it; frees nothing."""
+        """A side connection ended: no new work for it, nor for its engine's ranks; frees nothing."""
         self._state.clock.advance(now_ns)
+        entry = self._peers.processes.get(process)
+        for session in entry.sessions if entry is not None else ():
+            self._state.roster.sessions[session].is_quiet = True
         self._peers.quiet(process)
 
     def process_exited(self, process: ProcessId, now_ns: int) -> None:
@@ -217,6 +220,18 @@ class Core:
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""
         return self._state.stats()
+
+    def tell_more(self, figures: Callable[[], dict[str, int]]) -> None:
+        """Has STATS tell further figures.
+
+        Args:
+            figures: asked in the loop thread; names that the core does not use.
+        """
+        self._state.more_figures.append(figures)
+
+    def accounted_bytes(self) -> int:
+        """Memory that what is held, and who is here, may take at most. Any thread may ask."""
+        return self._state.accounted_bytes()
 
     def check_integrity(self) -> None:
         """Recomputes everything from scratch.

@@ -40,6 +40,12 @@ MAX_FAULTS = 16
 MOST_SLOTS, SMALL_SLOT_BYTES = 1 << 24, 4096
 """Slots that memory is asked for at once, and how small they are taken to be."""
 
+BYTES_PER_SLOT = 512
+"""Slot, index node, key, place in the order of eviction: 250 to 350 bytes."""
+
+BYTES_PER_PROCESS = 1 << 20
+"""Sessions, leases, requests and replies under way of a usual engine."""
+
 
 class State:
     """The rooms.
@@ -54,6 +60,7 @@ class State:
         epoch: this incarnation.
         draining: no new work is begun.
         faults: tracebacks of errors of our own, for the log.
+        more_figures: what else STATS tells, by name.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class State:
         self.epoch = epoch
         self.draining = False
         self.faults: list[str] = []
+        self.more_figures: list[Callable[[], dict[str, int]]] = []
         self.clock = Clock()
         self.timers = Timers(self.clock)
         self.outbox = Outbox(self.timers)
@@ -189,4 +197,12 @@ class State:
             slots_reserved=sum(extent.num_reserved for extent in extents),
             pinned_slots=int((self.slots.pins > 0).sum()),
         )
+        for figures in self.more_figures:
+            values.update(figures())
         return values
+
+    def accounted_bytes(self) -> int:
+        """Memory that what is held, and who is here, may take at most. Any thread may ask."""
+        return (
+            self.slots.state.size * BYTES_PER_SLOT + len(self.peers.processes) * BYTES_PER_PROCESS
+        )

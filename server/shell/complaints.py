@@ -48,3 +48,7 @@ class Complaints:
         """Events so far, by kind."""
         with self._lock:
             return dict(self._counts)
+
+    def figures(self) -> dict[str, int]:
+        """The same for STATS."""
+        return {f"complaint_{kind}": count for kind, count in self.counts().items()}

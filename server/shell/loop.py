@@ -4,9 +4,9 @@ Purpose: take one message at a time, give the core's long work a slice in betwee
 but in ``recv``, never die of a message. Must not know: what messages mean (the core does).
 Runs in: the main thread.
 
-Peers are trusted no further than their user: libzmq bounds each frame (``MAXMSGSIZE``) but not
-how many frames one message may have, so a peer of the same user can still make it buffer; such
-messages are refused when they end.
+libzmq bounds each frame (``MAXMSGSIZE``) but not how many frames one message may have. Messages
+that never end are the guard's business (``server.shell.guard``); one that does end is thrown away
+here, some frames a turn, and answered with an error.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from server.core.dispatch import Core
 from server.core.effects import PeerId, SendReply
 from server.shell import clock
 from server.shell.actions import Actions
+from server.shell.bursts import Bursts
 from server.shell.complaints import Complaints
 from server.shell.reports import INTERNAL_ENDPOINT, DrainAsked, ReportQueue
 
 SEND_QUEUE_FRAMES = 256
 """Replies queued for one peer before it counts as gone; at most 64 can be owed to it."""
 
-RECEIVE_QUEUE_FRAMES = 128
-"""Frames read ahead for one connection: twice what it may await, 128 MiB at worst."""
+RECEIVE_QUEUE_FRAMES = limits.MAX_OUTSTANDING_REQUESTS
+"""Frames read ahead for one connection: as many as it may await, 64 MiB at worst."""
 
 _IDLE_MS = 1000
 _HANDSHAKE_MS = 10_000
+_SURPLUS_FRAMES = 256
+"""Frames of an overlong message that are thrown away in one turn, about 100 µs."""
+
 _MAX_REPORTS_PER_TURN = 64
 _OWN_ID_BYTES = 5
 _LIFE_CHECK_NS = clock.NS_PER_S
@@ -59,6 +63,7 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     router.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
     router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)
     router.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)  # who connects and says nothing
     router.bind(INTERNAL_ENDPOINT)
     return router
 
@@ -76,6 +81,7 @@ class Loop:
         actions: set before ``run``.
         threads: by name, whether each still runs; asked once a second.
         draining_until_ns: when to give up waiting for what is still owed, or None.
+        bursts: CPU between two looks at the socket.
     """
 
     actions: Actions
@@ -97,7 +103,9 @@ class Loop:
         self._own_ids: frozenset[bytes] = frozenset()
         self._timeout_ms = -1
         self._next_life_check_ns = 0
+        self._surplus: tuple[bytes, int] | None = None
         self.threads = {}
+        self.bursts = Bursts()
         self.draining_until_ns: int | None = None
 
     def bind(self, endpoint: Endpoint, own_ids: Iterable[bytes]) -> None:
@@ -166,7 +174,10 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - the loop outlives any fault of ours
             self._complaints.note("loop_fault", repr(error), error)
         self._act()
-        message = self._receive(0 if more or self._queue else self._wait_ms())
+        waits = not (more or self._queue or self._surplus)
+        self.bursts.end()
+        message = self._receive(self._wait_ms() if waits else 0)
+        self.bursts.begin()
         if message is not None:
             # Whatever a thread reported before its peer sent this message counts first.
             self._take_reports(len(self._queue))
@@ -204,31 +215,65 @@ class Loop:
         return max(0, min(_IDLE_MS, left_ms))
 
     def _receive(self, wait_ms: int) -> list[bytes] | None:
+        """The next message: routing id and frame; None without one, or while one is thrown away."""
+        if self._surplus is not None:
+            self._throw_away(*self._surplus)
+            return None
+        peer = self._first_frame(wait_ms)
+        if peer is None:
+            return None
+        message, router = [peer], self._router
+        while router.getsockopt(zmq.RCVMORE):
+            if len(message) == 2:
+                self._throw_away(peer, 1)
+                return None
+            message.append(router.recv(zmq.NOBLOCK))
+        return message
+
+    def _first_frame(self, wait_ms: int) -> bytes | None:
         try:
-            return self._router.recv_multipart(zmq.NOBLOCK)
+            return self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             if wait_ms == 0:
                 return None
         if wait_ms != self._timeout_ms:
             self._router.rcvtimeo = self._timeout_ms = wait_ms
         try:
-            return self._router.recv_multipart()
+            return self._router.recv()
         except zmq.Again:
             return None
+
+    def _throw_away(self, peer: bytes, count: int) -> None:
+        """Reads on in a message of several frames; answers it once its end has come.
+
+        Args:
+            peer: who sent it.
+            count: frames read so far, the routing id left out.
+        """
+        router, stop = self._router, count + _SURPLUS_FRAMES
+        while router.getsockopt(zmq.RCVMORE):
+            if count == stop:
+                self._surplus = (peer, count)
+                return
+            router.recv(zmq.NOBLOCK)
+            count += 1
+        self._surplus = None
+        if _is_served(peer):
+            error = RequestError(
+                ErrorCode.MALFORMED, f"a message is one frame, this one has {count}"
+            )
+            self._complaints.note("frames", error.message)
+            self._send(SendReply(PeerId(peer), frames.pack_error(0, 0, error)))
 
     def _handle(self, message: list[bytes]) -> None:
         peer = message[0]
         if peer in self._own_ids:
             return  # a wake-up; the queue is emptied in any case
-        if len(peer) != _OWN_ID_BYTES or peer[0] != 0:
+        if not _is_served(peer):
             self._complaints.note("chosen_id", "a peer chose its own routing id; not served")
             return
-        if len(message) != 2:
-            error = RequestError(
-                ErrorCode.MALFORMED, f"a message is one frame, this one has {len(message) - 1}"
-            )
-            self._complaints.note("frames", error.message)
-            self._send(SendReply(PeerId(peer), frames.pack_error(0, 0, error)))
+        if len(message) != 2:  # nothing but the routing id
+            self._throw_away(peer, 0)
             return
         try:
             self._core.request(PeerId(peer), message[1], clock.now_ns())
@@ -266,3 +311,8 @@ class Loop:
             # EAGAIN: it does not read. EHOSTUNREACH: it is gone.
             self._complaints.note("peer_dropped", f"a reply could not be sent: {error.strerror}")
             self._core.peer_dropped(reply.peer)
+
+
+def _is_served(peer: bytes) -> bool:
+    """Whether a routing id is one that ZMQ made up, so that no peer can take another's."""
+    return len(peer) == _OWN_ID_BYTES and peer[0] == 0

@@ -16,6 +16,7 @@ def test_each_kind_is_logged_once_per_interval_and_always_counted(
             complaints.note("a", f"event {number}")
         complaints.note("b", "another")
     assert complaints.counts() == {"a": 1000, "b": 1}
+    assert complaints.figures() == {"complaint_a": 1000, "complaint_b": 1}
     assert [record.getMessage() for record in caplog.records] == ["a: event 0", "b: another"]
 
 

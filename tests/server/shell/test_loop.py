@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -321,3 +322,44 @@ def test_an_endpoint_in_use_is_said_so() -> None:
     router.close()
     other.close()
     context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("num_frames", [2, 3, 257, 258, 20_000])
+def test_a_message_of_many_frames_is_refused_once_and_others_go_on(
+    running: Running, num_frames: int
+) -> None:
+    bad, good = running.connect(), running.connect()
+    for dealer in (bad, good):
+        dealer.send(b"warm")
+        assert dealer.recv() == b"echo warm"
+    running.core.log.clear()
+    bad.send_multipart([b"x"] * num_frames)
+    good.send(b"meanwhile")
+    assert good.recv() == b"echo meanwhile"
+    error = frames.unpack_reply(bad.recv()).error
+    assert error is not None
+    assert error.code == ErrorCode.MALFORMED
+    assert str(num_frames) in error.message
+    bad.send(b"one frame")
+    assert bad.recv() == b"echo one frame"
+    assert running.core.log.count("request") == 2  # nothing of the bad one was taken for one
+    assert running.complaints.counts() == {"frames": 1}
+
+
+def test_bursts_are_counted(running: Running) -> None:
+    dealer = running.connect()
+
+    def be_busy(peer: PeerId, frame: bytes) -> None:
+        until_ns = time.thread_time_ns() + 20_000_000
+        while time.thread_time_ns() < until_ns:
+            pass
+
+    running.core.on_request = be_busy
+    dealer.send(b"x")
+    dealer.recv()
+    running.core.on_request = None
+    dealer.send(b"x")
+    dealer.recv()
+    figures = running.loop.bursts.counts()
+    assert figures["loop_bursts_over_300_us"] >= 1
+    assert 20_000 <= figures["loop_burst_max_us"] < 200_000
