@@ -6,6 +6,7 @@
 #                           out a CUDA build of several GB, which works as well)
 #   ARGS="-k leases -x"     further arguments for pytest, the demo or the benchmark
 #   SEED=123                the Hypothesis seed of an earlier run
+#   MINUTES=2               how long `make chaos` hits its processes
 #   JOBS=1                  test processes at a time; 0 runs all in one, for a debugger
 
 PYTHON ?= python3
@@ -13,6 +14,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 ARGS ?=
 SEED ?=
+MINUTES ?= 10
 JOBS ?= 2
 
 VENV := .venv
@@ -22,7 +24,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-s
 SOURCES := protocol server adapter tests .ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test slow bench bench-agentic lint format clean
+.PHONY: help setup node demo test slow chaos bench bench-agentic lint format clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -71,6 +73,11 @@ test: setup node ## every test but the slow ones
 slow: setup node ## the full counts behind every claim, with verdicts: build/slow.json (90 min)
 	@mkdir -p build
 	@$(PY) -m tests.slow $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos: setup ## engines under load while everything is killed, stopped, cut off: build/chaos.json
+	@mkdir -p build
+	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	  --json build/chaos.json $(ARGS)
 
 bench: setup ## what this machine does: copies, latency, start-up, memory
 	@mkdir -p build

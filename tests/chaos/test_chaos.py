@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.chaos.__main__ import main
+from tests.wire.process import ROOT
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
+NAME = re.compile(r"`([a-z_0-9]+)`")
 MUST_BE_ZERO = (
     *("wrong_bytes", "failed_offers", "failed_requests", "engine_deaths", "hangs", "leaks"),
 )
@@ -35,6 +38,12 @@ def test_a_short_run_holds(tmp_path: Path) -> None:
     assert found["server_kills"] >= 1
     assert found["loads_verified"] > 50
     assert not found["wrong"]
+    # The page names every figure as it is written.
+    page = (ROOT / "docs" / "chaos.md").read_text(encoding="utf-8")
+    table = page.partition("## Figures")[2].partition("## ")[0]
+    named = {name for row in table.splitlines() for name in NAME.findall(row.split(" | ")[0])}
+    assert len(named) > 20
+    assert named <= set(found)
 
 
 def test_wrong_bytes_in_the_arena_are_found(tmp_path: Path) -> None:

@@ -137,3 +137,24 @@ def read_adapter(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
     for length, by_name in document["us_per_request_and_step"].items():
         figures[f"{length} tokens, us per request and step"] = Figure(round(by_name["total"], 3))
     return figures
+
+
+def read_chaos(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Of ``tests.chaos --json``.
+
+    Args:
+        document: as it wrote it.
+    """
+    zero = ("wrong_bytes", "failed_offers", "failed_requests", "engine_deaths", "hangs", "leaks")
+    told = (
+        *("engine_kills", "server_kills", "copier_kills", "stops", "loads_verified"),
+        *("chunks_verified", "hit_ratio", "rss_slope_mib_per_min", "seed", "minutes"),
+    )
+    figures = {name: exactly(document[name], 0) for name in zero}
+    figures |= {name: Figure(document[name]) for name in told}
+    for kind in ("invalid", "wrong"):
+        reasons = document[kind]
+        figures[kind] = exactly(len(reasons), 0)
+        figures |= {f"{kind} {at}": Figure(reason) for at, reason in enumerate(reasons)}
+    troubles = document["trouble_list"][:10]
+    return figures | {f"trouble {at}": Figure(text) for at, text in enumerate(troubles)}

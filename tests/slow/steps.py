@@ -16,7 +16,13 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from tests.slow.figure import Figure
-from tests.slow.readers import read_adapter, read_agentic, read_kit, read_schedules
+from tests.slow.readers import (
+    read_adapter,
+    read_agentic,
+    read_chaos,
+    read_kit,
+    read_schedules,
+)
 
 Figures = dict[str, float | int | str | bool | None]
 
@@ -27,6 +33,8 @@ COMBINATION_ROUNDS = 3
 """Schedules of each combination."""
 
 COMBINATIONS = ("tests/e2e/test_combinations.py", "tests/e2e/test_combinations_ranked.py")
+
+CHAOS_MINUTES = 10
 
 PROPERTY_ROUNDS = 5
 """Rounds of all property tests, each with a seed of its own and twice the usual examples."""
@@ -112,6 +120,19 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             (python, "-m", "server", "bench", "--json", "--seed", str(seed), *arguments),
             limit_s=600,
             read=lambda _, stdout: read_bench(json.loads(stdout)),
+        )
+    )
+    chaos = build / "slow-chaos.json"
+    minutes = 0.5 if quick else CHAOS_MINUTES
+    steps.append(
+        Step(
+            "chaos",
+            (
+                *(python, "-m", "tests.chaos", "--minutes", str(minutes)),
+                *("--seed", str(seed), "--json", str(chaos)),
+            ),
+            limit_s=60 * minutes + 300,
+            read=lambda _, __: read_chaos(json.loads(chaos.read_text(encoding="utf-8"))),
         )
     )
     return steps + _host_steps(seed, build, quick)

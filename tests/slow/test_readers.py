@@ -13,6 +13,7 @@ from tests.slow.readers import (
     AGENTIC_PER_TURN,
     read_adapter,
     read_agentic,
+    read_chaos,
     read_kit,
     read_schedules,
 )
@@ -53,6 +54,23 @@ ADAPTER: dict[str, Any] = {
     "ratio_of_doubled_length": 1.02,
     "us_per_request_and_step": {"16384": {"total": 1.5}, "32768": {"total": 1.53}},
 }
+CHAOS: dict[str, Any] = {
+    **dict.fromkeys(("wrong_bytes", "failed_offers", "failed_requests"), 0),
+    **dict.fromkeys(("engine_deaths", "hangs", "leaks"), 0),
+    "engine_kills": 80,
+    "server_kills": 25,
+    "copier_kills": 20,
+    "stops": 40,
+    "seed": 1,
+    "loads_verified": 60_000,
+    "chunks_verified": 300_000,
+    "hit_ratio": 0.6,
+    "minutes": 10,
+    "rss_slope_mib_per_min": 0.1,
+    "invalid": [],
+    "wrong": [],
+    "trouble_list": [],
+}
 
 
 def missed(figures: dict[str, Figure]) -> set[str]:
@@ -75,6 +93,7 @@ def test_what_is_as_it_should_be_misses_nothing() -> None:
     assert missed(read_kit(KIT)) == set()
     assert missed(read_agentic(AGENTS)) == set()
     assert missed(read_adapter(ADAPTER, quick=False)) == set()
+    assert missed(read_chaos(CHAOS)) == set()
 
 
 @pytest.mark.parametrize(
@@ -129,3 +148,19 @@ def test_cost_that_follows_the_prompt() -> None:
     assert missed(figures) == {"ratio of doubled prompt length"}
     assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=False)) == {"active requests"}
     assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=True)) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        ("wrong_bytes", 1, "wrong_bytes"),
+        ("hangs", 1, "hangs"),
+        ("invalid", ["hit_ratio 0.2"], "invalid"),
+        ("wrong", ["troubles 1"], "wrong"),
+    ],
+)
+def test_chaos_that_found_something(path: str, value: Any, name: str) -> None:
+    figures = read_chaos(changed(CHAOS, path, value))
+    assert missed(figures) == {name}
+    told = {f"{path} 0": value[0]} if isinstance(value, list) else {}
+    assert {key: figures[key].value for key in told} == told

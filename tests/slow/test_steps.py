@@ -116,7 +116,9 @@ def test_a_skipped_test_may_be_a_failure(tmp_path: Path) -> None:
 def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
     names = [step.name for step in plan(1, tmp_path, quick=False)]
     assert len(set(names)) == len(names)
-    assert {"demo", "bench", "tests marked slow", "fault rows and end to end"} <= set(names)
+    assert {"demo", "bench", "chaos", "tests marked slow", "fault rows and end to end"} <= set(
+        names
+    )
     host = {"schedules", "combinations", "conformance kit", "agentic", "adapter cpu"}
     assert host <= set(names)
     assert len(names) > len(plan(1, tmp_path, quick=True))
