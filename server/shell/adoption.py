@@ -268,7 +268,7 @@ def summary(found: Found, adoption: Adoption) -> str:
         who = Counter(one.role for one in found.awaited)
         parts.append(
             f"{adoption.num_sealed} extents are not written to until former processes are gone: "
-            + _counted(who)
+            + ", ".join(f"{role} {count}" for role, count in sorted(who.items()))
         )
     return "; ".join(parts)
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from protocol.ids import Epoch
 from server.copier.wire import Command, Kind, pack_command
 from server.core.effects import HOST_COPIER
+from server.shell import parties
+from server.shell.parties import Parties, Party, Surroundings
 from server.shell.reports import (
     CopierAnswered,
     CopierGone,
@@ -51,6 +54,34 @@ def test_it_restarts_what_dies_and_reports_in_order(reports: Reports) -> None:
     assert not is_alive(last.pid)
     reports.wait_for(CopierLost)
     last.channel.close()
+
+
+def test_a_copier_is_written_down_from_before_it_is_told_of_until_it_is_dead(
+    reports: Reports, shm_dir: Path
+) -> None:
+    (shm_dir / parties.FOLDER).mkdir()
+
+    def written() -> list[int]:
+        found = parties.read(str(shm_dir)).values()
+        return [one.pid for one in found if isinstance(one, Party) and one.fingerprints is None]
+
+    kept = Parties(str(shm_dir), Epoch(b"e" * 16), Surroundings.here())
+    supervisor = Supervisor(HOST_COPIER, reports.reporter, parties=kept)
+    supervisor.start()
+    first = reports.wait_for(CopierReady)
+    assert written() == [first.pid]
+    with Undying(first.pid) as undying:
+        first.channel.shutdown(socket.SHUT_RDWR)
+        reports.wait_for(CopierStuck)
+        second = reports.wait_for(CopierReady)
+        assert sorted(written()) == sorted([first.pid, second.pid])
+        undying.let_go()
+        reports.wait_for(CopierGone)
+    assert written() == [second.pid]
+    assert supervisor.stop(10)
+    assert written() == []
+    for ready in (first, second):
+        ready.channel.close()
 
 
 def test_a_copier_that_talks_nonsense_is_replaced(reports: Reports, tmp_path: Path) -> None:
