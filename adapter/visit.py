@@ -17,7 +17,7 @@ from typing import Any, Final
 import zmq
 
 from adapter.calls import Calls
-from adapter.duties import REQUEST_S, Duties
+from adapter.duties import FAREWELL_S, Duties
 from adapter.enrolment import Enrolment, Registration, Stage
 from adapter.household import Former, Household, LiveRequests, VisitEndedError
 from adapter.mapper import MapReport, Origin
@@ -43,7 +43,14 @@ class Visit:
         duties: once the registration was accepted, else None.
     """
 
-    def __init__(self, household: Household, serial: int, path: str, former: Former | None) -> None:
+    def __init__(
+        self,
+        household: Household,
+        serial: int,
+        path: str,
+        former: Former | None,
+        is_told: bool = False,
+    ) -> None:
         """Connects and says who we are.
 
         Args:
@@ -51,22 +58,26 @@ class Visit:
             serial: number of the stay.
             path: of the side socket.
             former: the registration before.
+            is_told: whether a tcp server named the path.
 
         Raises:
-            UnreachableError: nobody is there.
+            UnreachableError: nobody is there, or somebody who is not to be trusted.
         """
         self.serial = serial
         self.registration: Registration | None = None
         self.duties: Duties | None = None
+        self.epoch: Epoch | None = None
+        self.former = former
+        self.has_ended_former = False
         self._house = household
-        self._former = former
         self._calls: Calls | None = None
         self._welcome: side.Welcome | None = None
         self._enrolment: Enrolment | None = None
         self._said: KvkeepError | None = None
         self._early: list[tuple[side.ExtentGiven, int]] = []
         self._is_leaving = False
-        self._side = SideConnection(path)
+        self._is_ending_former = False
+        self._side = SideConnection(path, is_told)
         self._welcome_until_ns = time.monotonic_ns() + int(household.connect_timeout_s * 1e9)
         hello = side.SideHello(
             major=VERSION_MAJOR, minor=VERSION_MINOR, instance=household.instance
@@ -74,8 +85,7 @@ class Visit:
         try:
             self._side.send(hello)
         except UnreachableError:
-            self._side.close()
-            raise
+            pass  # whoever hung up already may have said why: the first turn reads it
 
     @property
     def is_welcome(self) -> bool:
@@ -92,8 +102,26 @@ class Visit:
         """Whether nothing of the server touches the pool any more."""
         if self.duties is not None:
             return self.duties.has_left
+        if self.former is not None:
+            return False
         enrolment = self._enrolment
         return enrolment is None or enrolment.stage == Stage.REFUSED or not enrolment.gave_pool
+
+    @property
+    def left_behind(self) -> SessionId | None:
+        """The session that stands at the server when this stay breaks off, if one does."""
+        if self.duties is not None:
+            return None if self.duties.has_left else self.duties.origin.session
+        in_the_way = None if self._enrolment is None else self._enrolment.in_the_way
+        return None if in_the_way is None else SessionId(in_the_way)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether ``has_left`` may become true by waiting, once this stay was told to leave."""
+        if self.duties is not None or self.former is not None:
+            return True
+        is_asking = (Stage.OFFERED, Stage.ACCEPTED, Stage.ASKED)
+        return self._enrolment is not None and self._enrolment.stage in is_asking
 
     def polled(self, now_ns: int) -> list[tuple[Any, int]]:
         """Sockets to poll, each with its event mask.
@@ -116,11 +144,9 @@ class Visit:
         if calls is None:
             return self._welcome_until_ns
         times = [calls.next_ns(now_ns)]
-        outdated_ns = self._house.table.outdated_since_ns()
-        if self.duties is not None and not self._is_leaving and outdated_ns is not None:
-            times.append(outdated_ns + self._house.retire_ns)
-        if self._former is not None and calls.has_room():
-            times.append(self._former.ended_ns + self._house.retire_ns)
+        watch = self.former.watch if self.former is not None and calls.has_room() else None
+        if watch is not None:
+            times.append(self._house.formers.next_ns(now_ns, watch))
         if self._enrolment is not None and calls.greeted:
             times.append(self._enrolment.next_ns())
         if self.duties is not None:
@@ -142,6 +168,8 @@ class Visit:
         """
         self._take_packets()
         calls = self._calls
+        if self._welcome is not None:
+            self._tell_of_formers()
         if calls is None:
             if now_ns >= self._welcome_until_ns:
                 raise VisitEndedError(ErrorCode.DEADLINE_EXCEEDED, "the server did not say welcome")
@@ -157,7 +185,6 @@ class Visit:
             self.duties.ask_to_leave(now_ns)
         else:
             self.duties.turn(now_ns, live_requests)
-            self._retire_others(now_ns)
 
     # --- the side socket -------------------------------------------------------------------
 
@@ -198,8 +225,15 @@ class Visit:
             raise VisitEndedError(
                 ErrorCode.INVALID_URL, f"the server names an unusable endpoint: {error}"
             ) from error
-        if self._former is not None and self._former.epoch != welcome.epoch:
-            self._former = None
+        self.epoch = Epoch(welcome.epoch)
+        house.formers.welcome(self.epoch, Token(welcome.token))
+        if self.former is not None and self.former.epoch != welcome.epoch:
+            self.former = None  # it ended with its server
+
+    def _tell_of_formers(self) -> None:
+        for drained in self._house.formers.news(self.serial):
+            self._side.send(drained)
+            self._house.journal.count("drains_said")
 
     def _on_side_error(self, said: side.SideError) -> None:
         self._house.journal.report("side_errors", f"the server said: {said.message}")
@@ -232,7 +266,7 @@ class Visit:
     def _enrol(self, calls: Calls, now_ns: int, registration: Registration | None) -> None:
         enrolment = self._enrolment
         if enrolment is None:
-            if registration is None or self._is_leaving or not self._is_former_gone(calls, now_ns):
+            if not self._is_former_gone(calls) or registration is None or self._is_leaving:
                 return
             enrolment = Enrolment(registration, self._side, calls)
             self.registration, self._enrolment = registration, enrolment
@@ -241,6 +275,8 @@ class Visit:
         enrolment.turn(now_ns)
         if enrolment.must_rejoin and enrolment.error is not None:
             raise VisitEndedError(enrolment.error.code, enrolment.error.message)
+        if enrolment.in_the_way is not None:
+            raise VisitEndedError(ErrorCode.DUPLICATE, "a session of this rank is in the way")
         hello = calls.dealer.welcome
         if enrolment.stage == Stage.ENROLLED and hello is not None:
             self._enter(enrolment, calls, hello, now_ns)
@@ -249,20 +285,26 @@ class Visit:
         elif enrolment.stage == Stage.IDLE and enrolment.error is not self._said:
             self._put_off(enrolment.error)
 
-    def _is_former_gone(self, calls: Calls, now_ns: int) -> bool:
-        """Ends our earlier session with the same server, once its offers must have been loaded."""
-        former = self._former
-        if former is None:
-            return True
+    def _is_former_gone(self, calls: Calls) -> bool:
+        """Ends our earlier session with the same server, once nothing is loaded under it.
+
+        Nothing more is offered under it: the server lets no engine read of which a rank's side
+        connection is gone.
+        """
+        former = self.former
+        if former is None or self._is_ending_former:
+            return former is None
 
         def done(body: Body | None, error: KvkeepError | None) -> None:
+            self._is_ending_former = False
             # A server that does not know that session has nothing left of it either.
-            if error is None or isinstance(error, ReplyError):
-                self._former = None
+            if error is None or (isinstance(error, ReplyError) and not error.retryable):
+                self.former, self.has_ended_former = None, True
 
-        is_due = now_ns >= former.ended_ns + self._house.retire_ns
-        if is_due and calls.send(Unregister(session=former.session), REQUEST_S, done):
-            self._former = Former(former.epoch, former.session, now_ns)
+        # When the link is closed nothing is loaded any more, whatever was offered.
+        if self._is_leaving or self._house.formers.is_over(former.watch):
+            body = Unregister(session=former.session)
+            self._is_ending_former = calls.send(body, FAREWELL_S, done)
         return False
 
     def _enter(self, enrolment: Enrolment, calls: Calls, hello: HelloReply, now_ns: int) -> None:
@@ -281,7 +323,7 @@ class Visit:
         )
         origin = Origin(joined.epoch, joined.arena, joined.session, joined.fingerprint)
         self.duties = Duties(self._house, calls, self.serial, origin, hello.heartbeat_s)
-        self._house.table.set_current(joined.epoch, now_ns)
+        self._house.table.set_current(joined.epoch)
         if not self._is_called_otherwise(joined) and not self._is_leaving:
             url = endpoints.parse(welcome.endpoint).url
             self._house.membership.enter(Access(self.serial, url, Token(welcome.token), joined))
@@ -334,11 +376,6 @@ class Visit:
                 "registrations_put_off",
                 f"the server cannot take this engine's KV cache yet, trying again: {error}",
             )
-
-    def _retire_others(self, now_ns: int) -> None:
-        """Lets go of the extents of servers that are gone, when their offers had their time."""
-        if self._house.table.take_outdated(now_ns - self._house.retire_ns):
-            self._house.mapper.kick()
 
     def extents_done(self, reports: Iterable[MapReport]) -> None:
         """The mapper has mapped or unmapped extents.
