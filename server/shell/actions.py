@@ -60,7 +60,7 @@ class Actions:
                 effect.fingerprint, effect.namespace
             ),
             fx.DropNamespace: lambda effect: self._allocator.drop_namespace(effect.fingerprint),
-            fx.CreateExtent: lambda effect: self._extents.create(effect.geometry),
+            fx.CreateExtent: lambda effect: self._extents.create(effect.geometry, clock.now_ns()),
             fx.RemoveExtent: lambda effect: self._extents.remove(effect.extent, clock.now_ns()),
             fx.GiveExtent: self._give_extent,
             fx.TakeExtent: self._take_extent,
@@ -118,11 +118,13 @@ class Actions:
 
     def deadline_ns(self) -> int | None:
         """When ``check`` has something to do, or None."""
-        due = [link.deadline_ns() for link in self._copiers.values()]
+        due = [self._extents.deadline_ns()]
+        due += [link.deadline_ns() for link in self._copiers.values()]
         return min((ns for ns in due if ns is not None), default=None)
 
     def check(self, now_ns: int) -> None:
-        """Kills copiers that stopped answering."""
+        """Kills copiers that stopped answering; makes extents that waited long enough."""
+        self._extents.check(now_ns)
         for copier, link in self._copiers.items():
             if link.check(now_ns):
                 self._complaints.note("copier_wedged", f"copier {copier} (pid {link.pid}) killed")
@@ -215,7 +217,7 @@ class Actions:
     def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
         self._complaints.note("copier_lost", f"copier {report.copier} ended; another is started")
         self._copiers[report.copier].detach()
-        self._extents.copier_lost(report.copier)
+        self._extents.copier_lost(report.copier, now_ns)
         self._core.copier_lost(report.copier, now_ns)
 
     def _copier_stuck(self, report: reports.CopierStuck, now_ns: int) -> None:
@@ -224,7 +226,7 @@ class Actions:
         self._copiers[report.copier].detach()
         # Memory of an extent that goes now is free only at its end; making others wait for that
         # would be worse.
-        self._extents.copier_lost(report.copier)
+        self._extents.copier_lost(report.copier, now_ns)
         self._core.copier_stuck(report.copier, report.life, now_ns)
 
     def _copier_answered(self, report: reports.CopierAnswered, now_ns: int) -> None:
@@ -239,4 +241,4 @@ class Actions:
         elif answer.kind == Kind.UNMAP_POOL:
             self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)
         elif answer.kind == Kind.UNMAP_EXTENT:
-            self._extents.unmapped(report.copier, ExtentId(answer.number))
+            self._extents.unmapped(report.copier, ExtentId(answer.number), now_ns)

@@ -14,6 +14,9 @@ import queue
 import threading
 
 MAX_LINES = 1000
+MAX_CHARS = 8192
+"""Of one record. A traceback of our own is shorter; what is cut may hold a peer's text."""
+
 STDOUT, STDERR = 1, 2
 
 
@@ -44,6 +47,8 @@ class Journal(logging.Handler):
             line = self.format(record)
         except Exception:  # noqa: BLE001 - a wrong argument of a log call harms nothing else
             line = f"a log line could not be formatted: {record.msg!r}"
+        if len(line) > MAX_CHARS:
+            line = f"{line[:MAX_CHARS]} ... ({len(line) - MAX_CHARS} characters left out)"
         self.write(self._stderr, line + "\n")
 
     def write(self, fd: int, text: str) -> None:

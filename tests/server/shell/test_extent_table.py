@@ -29,7 +29,7 @@ class Setup:
     folder: Path
 
     def create(self, extent: int) -> None:
-        self.table.create(make_geometry(extent))
+        self.table.create(make_geometry(extent), 0)
 
     def created(self) -> ExtentFile:
         file = self.reports.wait_for(ExtentCreated).file
@@ -66,10 +66,10 @@ def test_an_extent_stays_until_the_copier_has_unmapped_it(setup: Setup) -> None:
         setup.table[ExtentId(1)]
     setup.create(2)
     setup.create(3)
-    setup.table.unmapped(HOST_COPIER, ExtentId(9))
+    setup.table.unmapped(HOST_COPIER, ExtentId(9), 0)
     assert setup.names() == {1}
     assert first.writable.is_open()
-    setup.table.unmapped(HOST_COPIER, ExtentId(1))
+    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
     assert [setup.created().geometry.extent for _ in range(2)] == [2, 3]
     assert setup.names() == {2, 3}
     assert not first.writable.is_open()
@@ -81,15 +81,36 @@ def test_a_dead_copier_owes_no_answer(setup: Setup) -> None:
         setup.created()
         setup.table.remove(ExtentId(extent), 0)
         if extent == 1:
-            setup.table.unmapped(HOST_COPIER, ExtentId(1))
+            setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
     setup.create(3)
     assert setup.names() <= {2}
     setup.link.detach()
-    setup.table.copier_lost(HOST_COPIER)
+    setup.table.copier_lost(HOST_COPIER, 0)
     assert setup.created().geometry.extent == 3
     # Without a copier nothing maps an extent, so nothing is waited for.
     setup.table.remove(ExtentId(3), 0)
     assert wait_until(lambda: setup.names() == set())
+
+
+def test_a_copier_that_does_not_answer_keeps_nobody_waiting_for_long(setup: Setup) -> None:
+    second_ns = 1_000_000_000
+    setup.create(1)
+    setup.created()
+    assert setup.table.deadline_ns() is None
+    setup.table.remove(ExtentId(1), 5 * second_ns)
+    assert setup.table.deadline_ns() is None  # nobody waits
+    setup.create(2)
+    assert setup.table.deadline_ns() == 6 * second_ns
+    setup.table.check(6 * second_ns - 1)
+    assert setup.names() == {1}
+    setup.table.check(6 * second_ns)
+    assert setup.created().geometry.extent == 2
+    assert setup.names() == {1, 2}  # the file of 1 stays while the copier may write into it
+    assert setup.table.deadline_ns() is None
+    setup.table.create(make_geometry(3), 7 * second_ns)
+    assert setup.created().geometry.extent == 3
+    setup.table.unmapped(HOST_COPIER, ExtentId(1), 8 * second_ns)
+    assert wait_until(lambda: setup.names() == {2, 3})
 
 
 def test_what_is_left_is_closed(setup: Setup) -> None:

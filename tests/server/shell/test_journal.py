@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from server.shell.journal import MAX_LINES, Journal
+from server.shell.journal import MAX_CHARS, MAX_LINES, Journal
 
 
 def record(text: str, *arguments: object) -> logging.LogRecord:
@@ -67,5 +67,17 @@ def test_a_stdout_that_cannot_be_written_is_told_on_stderr() -> None:
     journal.write(closed, "ready\n")
     assert journal.finish(10)
     assert b"could not be written" in os.read(read, 1 << 16)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_record_of_a_megabyte_is_cut() -> None:
+    read, write = os.pipe()
+    journal = Journal(write)
+    journal.emit(record("x" * (1 << 20)))
+    assert journal.finish(10)
+    line = os.read(read, 1 << 21)
+    assert MAX_CHARS < len(line) < MAX_CHARS + 100
+    assert line.endswith(b" characters left out)\n")
     os.close(read)
     os.close(write)
