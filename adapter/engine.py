@@ -26,6 +26,7 @@ from adapter.journal import Journal
 from adapter.link import Link, LinkConfig
 from adapter.loadmode import LoadMode, resolve
 from adapter.metadata import EngineCard
+from adapter.openoffers import QUIET_S
 from adapter.pagememory import Export, PageMemory
 from adapter.poolshape import CacheShape
 from adapter.refusals import UncachedError
@@ -223,8 +224,11 @@ class Engine(Party):
                 instance=instance,
                 client=f"kvkeep adapter {__version__} pid {os.getpid()}",
                 call_budget_s=self.settings.query_budget_s,
+                quiet_s=QUIET_S,
             )
         )
+        if geometry.rank == 0:
+            link.offers.lead()
         try:
             _register(link, prepared, ring, export)
         except OSError:
@@ -268,6 +272,7 @@ class Engine(Party):
         LOGGER.warning("kvkeep: this engine runs uncached: %s", reason)
         if running is not None:
             running.saver.abandon()
+            running.link.withdraw()
 
     def close(self) -> bool:
         """Unregisters and stops the threads, in bounded time. Idempotent.
@@ -322,7 +327,15 @@ def _register(
         )
     else:
         return
-    link.register(prepared.namespace, geometry.rank, fd, num_bytes, pools, is_ring=ring is not None)
+    link.register(
+        prepared.namespace,
+        geometry.rank,
+        fd,
+        num_bytes,
+        pools,
+        is_ring=ring is not None,
+        owner=prepared.memory if ring is None else ring,
+    )
 
 
 def _close(link: Link, saver: Saver, closers: list[Callable[[], None]]) -> bool:

@@ -23,7 +23,7 @@ from protocol.errors import (
 )
 from protocol.ids import ID_BYTES, PoolId
 from protocol.layout import MemfdMemory, Memory, RingMemory, ShardPool
-from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Unregister
+from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply
 from protocol.namespace import Namespace
 from protocol.side import PoolOffer, SideError
 
@@ -32,10 +32,6 @@ REGISTER_S: Final = 10.0
 
 RETRY_FIRST_NS: Final = 250_000_000
 RETRY_LAST_NS: Final = 10_000_000_000
-
-DUPLICATE_NS: Final = 10_000_000_000
-"""A session that stands in our way this long is one whose reply never reached us: it is ended.
-Until then offers that were made under it may still be loaded."""
 
 
 class PoolFd:
@@ -73,6 +69,7 @@ class Registration:
         memory_bytes: its length.
         pools: where the pages lie.
         is_ring: the memory is the engine's staging ring, its pages are slots of it.
+        owner: lives as long as a server may read the memory.
     """
 
     namespace: Namespace
@@ -81,6 +78,7 @@ class Registration:
     memory_bytes: int
     pools: tuple[ShardPool, ...]
     is_ring: bool = False
+    owner: object = None
 
 
 class Stage(Enum):
@@ -104,6 +102,9 @@ class Enrolment:
         error: why it was REFUSED, or what is wrong while it is tried again.
         must_rejoin: the server does not know this connection; begin with a new one.
         gave_pool: whether the pool's descriptor was passed to the server.
+        in_the_way: number of a session of this rank that stands although it is not ours to use,
+            most likely because its reply never reached us; it must be ended, over another side
+            connection, so that nothing is offered under it meanwhile. None for none.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Enrolment:
         self.error: KvkeepError | None = None
         self.must_rejoin = False
         self.gave_pool = False
+        self.in_the_way: int | None = None
         self._side = side
         self._calls = calls
         self._random_bytes = random_bytes
@@ -129,14 +131,11 @@ class Enrolment:
         self._at_ns = 0
         self._delay_ns = RETRY_FIRST_NS
         self._turn_ns = 0
-        self._in_the_way: int | None = None
-        self._in_the_way_since_ns: int | None = None
-        self._is_ending = False
+        self._was_duplicate = False
 
     def next_ns(self) -> int | None:
         """When ``turn`` has something to do even if nothing arrives; None for never."""
-        is_timed = self.stage in (Stage.IDLE, Stage.OFFERED) and not self._is_ending
-        return self._at_ns if is_timed else None
+        return self._at_ns if self.stage in (Stage.IDLE, Stage.OFFERED) else None
 
     def turn(self, now_ns: int) -> None:
         """Takes the next step if it is due.
@@ -150,24 +149,10 @@ class Enrolment:
         self._turn_ns = now_ns
         if self.stage == Stage.OFFERED and now_ns >= self._at_ns:
             self._fail(UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "the pool was not accepted"))
-        is_due = self.stage == Stage.IDLE and now_ns >= self._at_ns and not self._is_ending
-        if is_due and self._calls.greeted and not self._end_duplicate(now_ns):
+        if self.stage == Stage.IDLE and now_ns >= self._at_ns and self._calls.greeted:
             self._offer(now_ns)
         if self.stage == Stage.ACCEPTED and self._calls.greeted:
             self._ask()
-
-    def _end_duplicate(self, now_ns: int) -> bool:
-        """Ends our own session whose REGISTER was answered to nobody; True while that goes on."""
-        session, since_ns = self._in_the_way, self._in_the_way_since_ns
-        if session is None or since_ns is None or now_ns - since_ns < DUPLICATE_NS:
-            return False
-
-        def done(body: Body | None, error: KvkeepError | None) -> None:
-            self._is_ending = False
-
-        self._in_the_way = None
-        self._is_ending = self._calls.send(Unregister(session=session), REGISTER_S, done)
-        return self._is_ending
 
     def _offer(self, now_ns: int) -> None:
         memory = self.registration.memory
@@ -229,13 +214,12 @@ class Enrolment:
         self._is_pool_held = self._is_pool_held and not is_pool_gone
         self._is_pool_used = self._is_pool_held
         # DUPLICATE: an earlier registration of this rank is about to end, by its deadline or by
-        # the UNREGISTER that went before this.
+        # the UNREGISTER that went before this. One that is still there later does not end so.
         is_duplicate = error.code == ErrorCode.DUPLICATE
-        if is_duplicate:
-            session = error.detail.get("session")
-            self._in_the_way = session if isinstance(session, int) and session >= 0 else None
-            if self._in_the_way_since_ns is None:
-                self._in_the_way_since_ns = self._turn_ns
+        session = error.detail.get("session")
+        if is_duplicate and self._was_duplicate and isinstance(session, int) and session >= 0:
+            self.in_the_way = session
+        self._was_duplicate = is_duplicate
         if error.code in REJOIN:
             self.must_rejoin = True
         elif error.retryable or is_duplicate or is_pool_gone or not isinstance(error, ReplyError):

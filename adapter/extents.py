@@ -1,8 +1,8 @@
 """Extents mapped into this process, read-only, by server epoch and extent id.
 
 An extent stays mapped while a load uses it, whatever the server says meanwhile; those of a server
-that is gone stay until the next one has taken us in and nobody uses them (fault P01). Extent ids
-repeat from one arena to the next, so the epoch is part of the name.
+that is gone stay until none of its offers is open any more and nobody uses them (fault P01). Extent
+ids repeat from one arena to the next, so the epoch is part of the name.
 
 Must not know: sockets, who evicts. Any thread may hold extents; the mapper's thread adds and
 closes them.
@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry
 from protocol.ids import Epoch
+
+_MAX_RETIRED: Final = 64
 
 
 class MappedExtent:
@@ -99,7 +102,7 @@ class ExtentTable:
         self._lock = threading.Lock()
         self._extents: dict[tuple[Epoch, int], MappedExtent] = {}
         self._current: Epoch | None = None
-        self._left_ns: dict[Epoch, int] = {}
+        self._retired: deque[Epoch] = deque(maxlen=_MAX_RETIRED)
 
     def __len__(self) -> int:
         """Extents mapped now, those about to go included."""
@@ -146,44 +149,42 @@ class ExtentTable:
             if idle:
                 self._on_idle()
 
-    def set_current(self, epoch: Epoch, now_ns: int = 0) -> None:
+    def set_current(self, epoch: Epoch) -> None:
         """Names the epoch that ``get`` means by default. The keeper calls it.
 
         Args:
             epoch: of the newest registration.
-            now_ns: monotonic clock; the one before is outdated from now on.
         """
         with self._lock:
-            if self._current is not None and self._current != epoch:
-                self._left_ns[self._current] = now_ns
-            self._left_ns.pop(epoch, None)
             self._current = epoch
+            if epoch in self._retired:
+                self._retired.remove(epoch)
 
-    def outdated_since_ns(self) -> int | None:
-        """When the longest outdated epoch became so; None when only the current one is left."""
+    def has(self, epoch: Epoch) -> bool:
+        """Whether anything of a server is mapped, be it barred from further use or not."""
         with self._lock:
-            return min(self._left_ns.values(), default=None)
+            return any(extent.epoch == epoch for extent in self._extents.values())
 
-    def take_outdated(self, until_ns: int) -> bool:
-        """Bars the extents of servers that were followed by another one long ago.
+    def is_used(self, epoch: Epoch) -> bool:
+        """Whether somebody holds an extent of a server."""
+        with self._lock:
+            return any(e.num_users for e in self._extents.values() if e.epoch == epoch)
 
-        Each has its own time: servers that start again and again must not add up.
+    def retire(self, epoch: Epoch) -> None:
+        """Bars all extents of a server from further use, those too that are being mapped.
 
         Args:
-            until_ns: those that became outdated until then.
-
-        Returns:
-            Whether there were any.
+            epoch: of a server none of whose offers is open.
         """
         with self._lock:
-            stays = {e: left_ns for e, left_ns in self._left_ns.items() if left_ns > until_ns}
-            if len(stays) == len(self._left_ns):
-                return False
-            self._left_ns = stays
+            self._retired.append(epoch)
             for extent in self._extents.values():
-                if extent.epoch != self._current and extent.epoch not in stays:
-                    extent.is_taken = True
-            return True
+                extent.is_taken |= extent.epoch == epoch
+
+    def is_retired(self, epoch: Epoch) -> bool:
+        """Whether extents of a server are not to be mapped any more."""
+        with self._lock:
+            return epoch in self._retired
 
     def add(self, extent: MappedExtent) -> None:
         """Enters a mapped extent. The mapper calls it.
@@ -192,6 +193,7 @@ class ExtentTable:
             extent: not entered yet.
         """
         with self._lock:
+            extent.is_taken |= extent.epoch in self._retired
             self._extents[extent.epoch, extent.geometry.extent] = extent
 
     def knows(self, epoch: Epoch, extent_id: int) -> bool:
@@ -216,17 +218,14 @@ class ExtentTable:
             extent.is_taken = True
             return True
 
-    def take_all_but(self, epoch: Epoch | None) -> int:
-        """Bars the extents of all other servers from further use.
-
-        Args:
-            epoch: whose stay; None for none.
+    def take_all(self) -> int:
+        """Bars everything from further use: nothing will be loaded any more.
 
         Returns:
             How many were barred now.
         """
         with self._lock:
-            others = [e for e in self._extents.values() if e.epoch != epoch and not e.is_taken]
+            others = [extent for extent in self._extents.values() if not extent.is_taken]
             for extent in others:
                 extent.is_taken = True
             return len(others)

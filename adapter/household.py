@@ -13,9 +13,11 @@ import zmq
 
 from adapter.breaker import Breaker
 from adapter.extents import ExtentTable
+from adapter.formers import Formers
 from adapter.journal import Journal
 from adapter.mapper import Mapper
 from adapter.membership import Membership
+from adapter.openoffers import Watch
 from adapter.outbox import Outbox
 from protocol.errors import UnreachableError
 from protocol.ids import Epoch, InstanceId, SessionId
@@ -40,10 +42,10 @@ class Household:
         outbox: what must be said.
         table: mapped extents.
         mapper: maps them.
+        formers: servers that were met before.
         instance: the engine.
         client: name for the server's log.
         connect_timeout_s: for each step of joining.
-        retire_s: how long offers of an earlier registration may still be loaded.
     """
 
     context: zmq.Context[Any]
@@ -53,15 +55,10 @@ class Household:
     outbox: Outbox
     table: ExtentTable
     mapper: Mapper
+    formers: Formers
     instance: InstanceId
     client: str
     connect_timeout_s: float
-    retire_s: float
-
-    @property
-    def retire_ns(self) -> int:
-        """``retire_s`` in nanoseconds."""
-        return int(self.retire_s * 1e9)
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,9 @@ class Former:
     Attributes:
         epoch: of its server.
         session: its number.
-        ended_ns: when that stay ended, on the monotonic clock.
+        watch: for the end of the offers that were made under it.
     """
 
     epoch: Epoch
     session: SessionId
-    ended_ns: int
+    watch: Watch

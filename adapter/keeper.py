@@ -1,7 +1,8 @@
 """The keeper: a daemon thread that keeps this process registered with whatever server is there.
 
 It begins a stay, drives it, and after its end pauses (50 ms, doubling to 2 s) and begins another.
-It never raises: what goes wrong is counted and tried again.
+It never raises: what goes wrong is counted and tried again. When the link is closed it stays on,
+and with it the pool, until a server that may read the pool has acknowledged the end (fault P12).
 
 Must not know: what the engine does. Its thread owns the side socket, its own DEALER and all of the
 stay's state; the link talks to it through ``Orders`` and a wake-up.
@@ -24,12 +25,16 @@ from adapter.visit import Visit
 from adapter.wake import Wake
 from protocol.endpoint import Endpoint
 from protocol.errors import ErrorCode, KvkeepError
+from protocol.ids import Epoch
 
 PAUSE_FIRST_NS: Final = 50_000_000
 PAUSE_LAST_NS: Final = 2_000_000_000
 
 SETTLED_NS: Final = 1_000_000_000
 """A stay that was registered for this long makes the next pause short again."""
+
+GONE_NS: Final = 10_000_000_000
+"""A closed link whose server nobody has heard of for this long need not wait for it any more."""
 
 _MAX_POLL_MS: Final = 1000
 
@@ -51,7 +56,7 @@ class Orders:
     Attributes:
         registration: what to register; None for nothing yet.
         live_requests: in the scheduler's process.
-        close_by_ns: unregister and stop, at this time at the latest; None to go on.
+        close_by_ns: unregister and stop; someone waits for that until this time. None to go on.
     """
 
     registration: Registration | None = None
@@ -65,10 +70,12 @@ class Outcome:
 
     Attributes:
         is_over: set when the thread is about to end.
+        is_told: set when it is of no use to wait any longer: it is over, or nobody is there to ask.
         is_acknowledged: no server can touch the pool any more.
     """
 
     is_over: threading.Event = field(default_factory=threading.Event)
+    is_told: threading.Event = field(default_factory=threading.Event)
     is_acknowledged: bool = False
 
 
@@ -105,7 +112,9 @@ class Keeper:
         self._retry_at_ns = 0
         self._pause_ns = PAUSE_FIRST_NS
         self._joined_at_ns: int | None = None
-        self._may_be_read = False
+        self._path = ""
+        self._read_by: Epoch | None = None
+        self._gone_since_ns: int | None = None
         self._thread = threading.Thread(target=self._run, name="kvkeep-keeper", daemon=True)
 
     def start(self) -> None:
@@ -135,6 +144,8 @@ class Keeper:
 
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
+        self._house.formers.tick(now_ns)
+        self._house.formers.turn()
         if self._orders.close_by_ns is not None and self._visit is not None:
             self._leave(self._visit)
         try:
@@ -153,11 +164,14 @@ class Keeper:
 
     def _approach(self, now_ns: int) -> None:
         """Begins a stay if it is time, after asking a tcp server where its side socket is."""
-        if now_ns < self._retry_at_ns or self._orders.close_by_ns is not None:
+        is_closing = self._orders.close_by_ns is not None
+        if now_ns < self._retry_at_ns or (is_closing and self._former is None):
             return
         house = self._house
         path = self._endpoint.path and self._endpoint.side_path("")
-        if not path:
+        if not path and is_closing:
+            path = self._path  # where that server was
+        elif not path:
             if self._discovery is None:
                 until_ns = now_ns + int(house.connect_timeout_s * 1e9)
                 self._discovery = Discovery(
@@ -169,20 +183,28 @@ class Keeper:
             path = self._discovery.path
             self._drop_discovery()
         self._serial += 1
+        self._path = path
         self._visit = Visit(house, self._serial, path, self._former)
+        self._gone_since_ns = None
 
     def _attend(self, visit: Visit, now_ns: int) -> None:
         visit.extents_done(self._house.mapper.take_reports())
         wanted = self._orders.registration
-        if visit.registration is not None and visit.registration is not wanted:
-            self._leave(visit)
+        is_closing = self._orders.close_by_ns is not None
+        is_other = visit.registration is not None and visit.registration is not wanted
+        if is_other and not is_closing:
+            # Over a new side connection: from the end of the old one on nothing is offered under
+            # the old registration, and it can be ended when what was offered has been loaded.
+            self._end_stay("another registration is wanted", now_ns)
+            self._retry_at_ns = now_ns
+            return
         visit.turn(now_ns, wanted, self._orders.live_requests)
         if visit.duties is not None and self._joined_at_ns is None:
             self._joined_at_ns = now_ns
-        if visit.registration is not None and visit.registration is not wanted and visit.has_left:
-            self._former = None
-            self._close_visit()
-            self._retry_at_ns = now_ns
+        if visit.epoch is not None:
+            self._former = visit.former
+            if visit.epoch != self._read_by or visit.has_ended_former:
+                self._read_by = None
 
     def _leave(self, visit: Visit) -> None:
         self._house.membership.leave()
@@ -200,16 +222,19 @@ class Keeper:
             house.journal.count("approaches_failed")
         self._end_stay(error.message, now_ns)
         if error.code == ErrorCode.UNKNOWN_SESSION:
-            self._former = None  # with the session its leases are gone: nothing to wait for
+            # With the session its leases are gone: nothing to wait for.
+            self._former = self._read_by = None
 
     def _end_stay(self, reason: str, now_ns: int) -> None:
         """Cleans up after a stay or an attempt at one, and plans the next."""
-        visit = self._visit
-        self._house.membership.leave()
-        self._house.breaker.trip(reason, now_ns)
-        if visit is not None and visit.duties is not None:
-            origin = visit.duties.origin
-            self._former = Former(origin.epoch, origin.session, now_ns)
+        house, visit = self._house, self._visit
+        house.membership.leave()
+        house.breaker.trip(reason, now_ns)
+        if visit is None and self._gone_since_ns is None:
+            self._gone_since_ns = now_ns
+        session = None if visit is None else visit.left_behind
+        if visit is not None and visit.epoch is not None and session is not None:
+            self._former = Former(visit.epoch, session, house.formers.watch(visit.epoch))
         if self._joined_at_ns is not None and now_ns - self._joined_at_ns >= SETTLED_NS:
             self._pause_ns = PAUSE_FIRST_NS
         self._close_visit()
@@ -222,7 +247,7 @@ class Keeper:
         self._joined_at_ns = None
         if visit is not None:
             if visit.gave_pool:
-                self._may_be_read = not visit.has_left
+                self._read_by = None if visit.has_left else visit.epoch
             visit.close()
 
     def _drop_discovery(self) -> None:
@@ -234,32 +259,42 @@ class Keeper:
 
     def _is_closing(self, now_ns: int) -> bool:
         """Whether all is done that can be done before the end."""
-        close_by_ns = self._orders.close_by_ns
+        close_by_ns, visit = self._orders.close_by_ns, self._visit
         if close_by_ns is None:
             return False
-        return self._visit is None or now_ns >= close_by_ns or self._visit.has_left
+        if self._read_by is None and (visit is None or visit.has_left):
+            return True
+        if self._gone_since_ns is not None:
+            self.outcome.is_told.set()
+            if now_ns - self._gone_since_ns >= GONE_NS:
+                return True
+        can_ask = self._former is not None if visit is None else visit.may_leave
+        return now_ns >= close_by_ns and not can_ask
 
     def _finish(self) -> None:
         self._close_visit()
         self._drop_discovery()
         self._house.membership.end()
-        self.outcome.is_acknowledged = not self._may_be_read
+        self.outcome.is_acknowledged = self._read_by is None
         self.outcome.is_over.set()
+        self.outcome.is_told.set()
 
     # --- waiting ---------------------------------------------------------------------------
 
     def _poll(self) -> None:
         now_ns = time.monotonic_ns()
         watched: list[tuple[Any, int]] = [(self._wake.fileno(), zmq.POLLIN)]
-        due_ns = self._orders.close_by_ns
+        close_by_ns, formers = self._orders.close_by_ns, self._house.formers
+        times = [None if close_by_ns is None or close_by_ns <= now_ns else close_by_ns]
+        times.append(formers.next_ns(now_ns))
         if self._visit is not None:
             watched += self._visit.polled(now_ns)
-            times = (due_ns, self._visit.next_ns(now_ns))
+            times.append(self._visit.next_ns(now_ns))
         elif self._discovery is not None:
             watched.append(self._discovery.polled())
-            times = (due_ns, self._discovery.until_ns)
+            times.append(self._discovery.until_ns)
         else:
-            times = (due_ns, self._retry_at_ns)
+            times.append(self._retry_at_ns)
         due_ns = min((t for t in times if t is not None), default=None)
         timeout_ms = _MAX_POLL_MS
         if due_ns is not None:

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from adapter.breaker import Breaker
 from adapter.channel import Channel, ChannelSetup
 from adapter.context import SharedContext
 from adapter.enrolment import PoolFd, Registration
 from adapter.extents import ExtentTable
+from adapter.formers import Formers
 from adapter.household import Household
 from adapter.journal import Journal
 from adapter.keeper import Keeper, Orders
 from adapter.mapper import Mapper
 from adapter.membership import Joined, Membership
+from adapter.openoffers import OpenOffers
 from adapter.outbox import EndNotice, Notice, Outbox, ReleaseNotice
 from adapter.wake import Wake
 from protocol import endpoint as endpoints
@@ -32,6 +35,8 @@ from protocol.layout import ShardPool
 from protocol.namespace import Namespace
 
 __all__ = ["Joined", "Link", "LinkConfig"]
+
+_MAPPER_END_S: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,9 @@ class LinkConfig:
         client: name and version for the server's log.
         call_budget_s: default time of ``Channel.call``.
         connect_timeout_s: longest wait for each step of joining.
-        retire_s: extents of a server that is gone stay mapped this long after the next one took
-            us in, so that offers made before can still be loaded.
+        quiet_s: extents of a server that is gone stay mapped after the next one took us in until
+            ``Link.offers`` says that no offer can be loaded from them any more; for lack of news
+            from there, this long.
     """
 
     url: str
@@ -53,7 +59,7 @@ class LinkConfig:
     client: str = ""
     call_budget_s: float = 0.02
     connect_timeout_s: float = 2.0
-    retire_s: float = 10.0
+    quiet_s: float = 10.0
 
 
 class Link:
@@ -83,6 +89,8 @@ class Link:
         self._is_closed = False
         self._table = ExtentTable(self._kick_mapper)
         self._mapper = Mapper(self._table, self._journal, self._wake.set)
+        self._offers = OpenOffers(self._wake.set)
+        self._formers = Formers(self._table, self._mapper, self._offers, config.quiet_s)
         household = Household(
             context=self._context.context,
             membership=self._membership,
@@ -91,12 +99,12 @@ class Link:
             outbox=self._outbox,
             table=self._table,
             mapper=self._mapper,
+            formers=self._formers,
             instance=config.instance,
             client=config.client,
             connect_timeout_s=config.connect_timeout_s,
-            retire_s=config.retire_s,
         )
-        self._keeper = Keeper(household, endpoint, self._orders, self._wake, self._context.leave)
+        self._keeper = Keeper(household, endpoint, self._orders, self._wake, self._ended)
 
     def start(self) -> None:
         """Starts the keeper and the mapper; they look for the server from now on. Idempotent."""
@@ -116,6 +124,7 @@ class Link:
         memory_bytes: int,
         pools: tuple[ShardPool, ...],
         is_ring: bool = False,
+        owner: object = None,
     ) -> None:
         """Says what to register with every server that comes along; returns at once.
 
@@ -127,14 +136,23 @@ class Link:
             memory_bytes: length of that memory; 0 without one.
             pools: where the pages of each shard lie in it.
             is_ring: the memory is the staging ring, its pages are slots of it.
+            owner: whatever must not be freed while a server may read the memory.
 
         Raises:
             OSError: the descriptor is none.
         """
         memory = None if memory_fd is None else PoolFd(memory_fd)
         self._orders.registration = Registration(
-            namespace, rank, memory, memory_bytes, pools, is_ring
+            namespace, rank, memory, memory_bytes, pools, is_ring, owner
         )
+        self._wake.set()
+
+    def withdraw(self) -> None:
+        """Takes the registration back once what was offered under it has been loaded.
+
+        Returns at once. No server is given the pool any more.
+        """
+        self._orders.registration = None
         self._wake.set()
 
     @property
@@ -157,6 +175,11 @@ class Link:
     def extents(self) -> ExtentTable:
         """The extents mapped into this process."""
         return self._table
+
+    @property
+    def offers(self) -> OpenOffers:
+        """Takes what the engine knows of its open offers."""
+        return self._offers
 
     @property
     def counters(self) -> dict[str, int]:
@@ -237,7 +260,8 @@ class Link:
 
         Returns:
             True when the server acknowledged that nothing of it touches the pool any more, or no
-            server was ever given it; False when that is unknown.
+            server was ever given it; False when that is not so yet. The pool is held then, and
+            the server asked again, until it is, or the server is seen to be gone.
         """
         if self._is_forked:
             return False
@@ -247,21 +271,29 @@ class Link:
         if is_first:
             self._context.leave()
         if not self._is_started:
+            self._orders.registration = None
             self._membership.end()
             return True
         outcome = self._keeper.outcome
         if is_first:
+            self._table.take_all()
+            self._mapper.kick()
             # The keeper needs a moment to close its sockets within the time.
             self._orders.close_by_ns = time.monotonic_ns() + int(timeout_s * 0.9e9)
             self._wake.set()
-        if not outcome.is_over.wait(max(0.0, end_s - time.monotonic())):
+        outcome.is_told.wait(max(0.0, end_s - time.monotonic()))
+        if not outcome.is_over.is_set():
             return False
-        self._orders.registration = None  # and with it our descriptor of the pool
-        self._table.take_all_but(None)
-        self._mapper.stop()
-        self._mapper.join(max(0.0, end_s - time.monotonic()))
         self._keeper.join(max(0.0, end_s - time.monotonic()))
         return outcome.is_acknowledged
+
+    def _ended(self) -> None:
+        """The keeper's last act, on its thread."""
+        self._orders.registration = None  # and with it our descriptor of the pool
+        self._mapper.stop()
+        self._mapper.join(_MAPPER_END_S)
+        self._formers.close()
+        self._context.leave()
 
     def _kick_mapper(self) -> None:
         self._mapper.kick()

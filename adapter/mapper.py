@@ -80,7 +80,8 @@ class Mapper:
         Args:
             table: where mapped extents are entered.
             journal: counters.
-            on_report: called, on the mapper's thread, when ``take_reports`` has something.
+            on_report: called, on the mapper's thread, when ``take_reports`` has something, or
+                something was unmapped.
         """
         self._table = table
         self._journal = journal
@@ -89,6 +90,7 @@ class Mapper:
         self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         self._wanted = threading.Condition()
         self._to_map: deque[tuple[Origin, ExtentGiven, int]] = deque()
+        self._mapping: Epoch | None = None
         self._to_unmap: dict[tuple[Epoch, int], Origin] = {}
         self._reports: deque[MapReport] = deque()
         self._look_again = False
@@ -148,6 +150,15 @@ class Mapper:
             self._look_again = True
             self._wanted.notify_all()
 
+    def is_mapping(self, epoch: Epoch) -> bool:
+        """Whether an extent of a server is being mapped or waits for it.
+
+        Args:
+            epoch: the server.
+        """
+        with self._wanted:
+            return epoch == self._mapping or any(o.epoch == epoch for o, _, _ in self._to_map)
+
     def take_reports(self) -> list[MapReport]:
         """What was done since the last call."""
         with self._wanted:
@@ -163,21 +174,25 @@ class Mapper:
                     self._wanted.wait(RETRY_CLOSE_S if is_waiting_for_arrays else None)
                 self._look_again = False
                 job = self._to_map.popleft() if self._to_map else None
+                self._mapping = job[0].epoch if job is not None else None
                 is_last_turn = self._stopping
             if job is not None and is_last_turn:
                 os.close(job[2])
             try:
                 if job is not None and not is_last_turn:
                     self._map(*job)
+                self._mapping = None
                 is_waiting_for_arrays = self._close_idle()
             except Exception as error:  # noqa: BLE001 - without this thread no extent comes or goes
                 self._journal.report("mapper_faults", f"the mapper failed: {error!r}")
-                is_waiting_for_arrays = True
+                is_waiting_for_arrays, self._mapping = True, None
             if is_last_turn and job is None:
                 return
 
     def _map(self, origin: Origin, given: ExtentGiven, fd: int) -> None:
         try:
+            if self._table.is_retired(origin.epoch):
+                return
             extent = self._open(origin, given, fd)
         except (KvkeepError, OSError, ValueError) as error:
             self._journal.report(
@@ -247,12 +262,13 @@ class Mapper:
 
     def _close_idle(self) -> bool:
         """Unmaps what can be. True when an array over an extent keeps it mapped."""
-        is_waiting = False
+        is_waiting = has_closed = False
         for extent in self._table.idle_taken():
             self._unpopulate(extent)
             if extent.close():
                 self._table.remove(extent)
                 self._journal.count("extents_unmapped")
+                has_closed = True
             else:
                 is_waiting = True
         with self._wanted:
@@ -263,7 +279,7 @@ class Mapper:
                 del self._to_unmap[epoch, number]
                 self._reports.append(MapReport(origin, number, is_mapped=False))
             has_reports = bool(self._reports)
-        if has_reports:
+        if has_reports or has_closed:
             self._on_report()
         return is_waiting
 

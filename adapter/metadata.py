@@ -117,6 +117,8 @@ class ConnectorMetadata:
         names: chunks that may be saved later on.
         loads: what to load now.
         ended: int64[e], our numbers of requests whose pages are no longer theirs.
+        still_open: epochs of offers that are promised and not ordered yet; their servers' extents
+            must stay mapped on every rank.
         engine: set by a leader with other ranks.
         may_fire: whether the batch holds a prompt part of two tokens or more, so that the forward
             is not a replayed graph and its layer hooks may be expected.
@@ -131,6 +133,7 @@ class ConnectorMetadata:
     names: tuple[SaveNames, ...] = ()
     loads: tuple[LoadOrder, ...] = ()
     ended: NDArray[np.int64] = field(default_factory=_no_int64)
+    still_open: tuple[bytes, ...] = ()
     engine: EngineCard | None = None
     may_fire: bool = False
     failure: str = ""

@@ -187,6 +187,9 @@ class OfferDesk:
             return Answer(why="not connected")
         if self._budget.left_s <= 0:
             return Answer(why="the iteration's budget is spent")
+        # Before the first message checks that this registration still stands: from then on its
+        # extents stay mapped.
+        self._link.offers.asking(joined.epoch)
         self._begin_s = self._budget.now_s()
         try:
             with self._in_use:

@@ -159,7 +159,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         self._send_returns()
         if self._engine.running is None:
             metadata = without_saves(metadata, table.live_keys())
-        return metadata if card is None else replace(metadata, engine=card)
+        still_open = tuple({s.offer.epoch for s in table.unreported() if s.offer is not None})
+        if self._running is not None:
+            orders = {order.epoch for order in metadata.loads}
+            self._running.link.offers.built(iteration, orders, still_open)
+        return replace(metadata, engine=card, still_open=still_open)
 
     def request_finished(self, request: Any, cache_block_ids: Sequence[int]) -> bool:
         """Whether the pages are to be kept until the workers report the request as saved.

@@ -93,7 +93,7 @@ class Core:
         self._peers.offer(process, pool, size_bytes)
 
     def process_quiet(self, process: ProcessId, now_ns: int) -> None:
-        """A side connection ended: no new work for it, nor for its engine's ranks; frees nothing."""
+        """A side connection ended: no new work for its engine; frees nothing."""
         self._state.clock.advance(now_ns)
         entry = self._peers.processes.get(process)
         for session in entry.sessions if entry is not None else ():

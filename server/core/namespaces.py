@@ -111,9 +111,13 @@ class Instance:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank is registered and ready."""
+        """Whether every rank is registered, ready, and its side connection stands.
+
+        A rank that lost its connection is about to end its session, and with it its pins: nothing
+        may be offered that it would have to read under them.
+        """
         return len(self.ranks) == self.owner.namespace.num_ranks and all(
-            session.is_ready for session in self.ranks.values()
+            session.is_ready and not session.is_quiet for session in self.ranks.values()
         )
 
 
@@ -133,6 +137,7 @@ class Session:
         pool_state: whether the copier has it mapped.
         is_ready: whether REGISTER_KV_CACHE was answered.
         is_closing: no new work; waiting for copies and the copier.
+        is_quiet: the side connection of its process ended.
         extents: extents it was given, and whether it has mapped each.
         stores: STOREs that are copying or await COMMIT.
     """
@@ -148,6 +153,7 @@ class Session:
     pool_state: PoolState = PoolState.NONE
     is_ready: bool = False
     is_closing: bool = False
+    is_quiet: bool = False
     extents: dict[ExtentId, bool] = field(default_factory=dict)
     stores: dict[StoreId, StorePlan] = field(default_factory=dict)
 

@@ -117,6 +117,7 @@ class Responder:
         self.heartbeat_s = heartbeat_s
         self.seen: list[tuple[Op, Request]] = []
         self.pools: list[int] = []
+        self.drained: list[side.Drained] = []
         self.handlers: dict[Op, Handler] = {}
         self.mute: set[Op] = set()
         self.delay_s: dict[Op, float] = {}
@@ -259,6 +260,8 @@ class Responder:
                 token=token, epoch=self.epoch, arena=self.arena, endpoint=self.url
             )
             connection.send(side.pack(welcome))
+        elif isinstance(packet, side.Drained):
+            self.drained.append(packet)
         elif self.refuse_pool is not None:
             error = side.SideError(code=self.refuse_pool, message="no seal", pool=packet.pool)
             connection.send(side.pack(error))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from adapter.enrolment import DUPLICATE_NS, RETRY_FIRST_NS, Enrolment, PoolFd, Registration, Stage
+from adapter.enrolment import RETRY_FIRST_NS, Enrolment, PoolFd, Registration, Stage
 from protocol.errors import ErrorCode, KvkeepError, ReplyError, UnreachableError
 from protocol.layout import MemfdMemory, RingMemory
-from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Request, Unregister
+from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Request
 from protocol.side import PoolOffer, SideError
 from tests.adapter.linking import make_pool, shard_pool
 from tests.adapter.responder import namespace
@@ -207,21 +207,17 @@ def test_own_descriptor_is_closed_with_the_last_reference() -> None:
         PoolFd(number)
 
 
-def test_a_session_in_the_way_is_ended_after_a_while() -> None:
+def test_a_session_in_the_way_is_named_once_it_stays() -> None:
     enrolment, peer = begin()
     accepted(enrolment, peer)
-    now_ns, stands = 0, ReplyError(ErrorCode.DUPLICATE, "rank 0 is registered", session=7)
-    while not isinstance(peer.asked[-1], Unregister):
-        assert now_ns <= DUPLICATE_NS + 10_000_000_000
-        peer.answer(None, stands)
-        now_ns = enrolment.next_ns() or 0
-        enrolment.turn(now_ns)
-    assert now_ns >= DUPLICATE_NS
-    assert peer.asked[-1].session == 7
-    assert enrolment.next_ns() is None
-    enrolment.turn(now_ns)
-    assert isinstance(peer.asked[-1], Unregister)  # it waits for the answer
-    peer.answer(None, refused(ErrorCode.UNKNOWN_SESSION))
-    enrolment.turn(now_ns)
-    peer.answer(REPLY)
-    assert stage(enrolment) == Stage.ENROLLED
+    stands = ReplyError(ErrorCode.DUPLICATE, "rank 0 is registered", session=7)
+    peer.answer(None, stands)
+    assert enrolment.in_the_way is None
+    enrolment.turn(enrolment.next_ns() or 0)
+    peer.answer(None, refused(ErrorCode.BUSY))
+    enrolment.turn(enrolment.next_ns() or 0)
+    peer.answer(None, stands)
+    assert enrolment.in_the_way is None
+    enrolment.turn(enrolment.next_ns() or 0)
+    peer.answer(None, stands)
+    assert enrolment.in_the_way == 7

@@ -50,12 +50,14 @@ def test_extents_of_two_servers_with_one_id_are_two() -> None:
     assert table.get(1) is new
     assert table.get(1, OLD) is old
     assert table.get(2) is None
-    assert table.take_all_but(NEW) == 1
+    table.retire(OLD)
     assert table.get(1, OLD) is None
     assert table.get(1) is new
     assert table.idle_taken() == [old]
     table.remove(old)
     assert len(table) == 1
+    assert table.take_all() == 1
+    assert table.get(1) is None
     old_file.close()
     new_file.close()
 
@@ -100,22 +102,36 @@ def test_close_waits_for_arrays_that_somebody_keeps() -> None:
     file.close()
 
 
-def test_each_server_that_is_gone_has_its_own_time() -> None:
+def test_a_retired_server_s_extents_are_barred_those_mapped_later_too() -> None:
     table = ExtentTable(lambda: None)
-    epochs = [Epoch(bytes([number]) * 16) for number in range(4)]
+    epochs = [Epoch(bytes([number]) * 16) for number in range(3)]
     made = [mapped(1, epoch) for epoch in epochs]
-    for number, (extent, _) in enumerate(made):
-        table.set_current(extent.epoch, number * 10)
+    for extent, _ in made[1:]:
         table.add(extent)
-    assert table.outdated_since_ns() == 10
-    assert not table.take_outdated(9)
-    assert table.take_outdated(20)
-    assert [table.get(1, epoch) is not None for epoch in epochs] == [False, False, True, True]
-    table.set_current(epochs[2], 40)  # taken in again: outdated no more
-    assert table.outdated_since_ns() == 40
-    assert table.take_outdated(40)
-    assert [table.get(1, epoch) is not None for epoch in epochs[2:]] == [True, False]
-    assert table.outdated_since_ns() is None
+    table.set_current(epochs[2])
+    table.retire(epochs[0])
+    table.retire(epochs[1])
+    table.add(made[0][0])
+    assert [table.get(1, epoch) is not None for epoch in epochs] == [False, False, True]
+    assert [table.has(epoch) for epoch in epochs] == [True] * 3
+    assert [table.is_retired(epoch) for epoch in epochs] == [True, True, False]
+    table.set_current(epochs[1])  # taken in again
+    assert not table.is_retired(epochs[1])
     for extent, file in made:
         assert extent.close()
+        table.remove(extent)
         file.close()
+    assert not any(table.has(epoch) for epoch in epochs)
+
+
+def test_what_is_held_is_used() -> None:
+    table = ExtentTable(lambda: None)
+    (extent, file), other = mapped(1, NEW), Epoch(b"x" * 16)
+    table.add(extent)
+    assert not table.is_used(NEW)
+    with table.hold(NEW, [1]):
+        assert table.is_used(NEW)
+        assert not table.is_used(other)
+    assert not table.is_used(NEW)
+    assert extent.close()
+    file.close()

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import zmq
 
+from adapter import duties
 from adapter import keeper as keeper_module
 from adapter.enrolment import PoolFd, Registration
 from adapter.household import Household
 from adapter.keeper import PAUSE_FIRST_NS, PAUSE_LAST_NS, Keeper, Orders
+from adapter.metadata import ConnectorMetadata
 from adapter.visit import Visit
 from adapter.wake import Wake
 from protocol.endpoint import parse
@@ -152,14 +154,102 @@ def test_it_sleeps_while_nobody_is_there(house: Household, short_dir: Path) -> N
     assert bench.keeper.outcome.is_acknowledged
 
 
-def test_close_ends_at_its_time(house: Household, short_dir: Path) -> None:
+def closing(bench: Bench, within_s: float) -> None:
+    bench.orders.close_by_ns = time.monotonic_ns() + int(within_s * 1e9)
+    bench.wake.set()
+    time.sleep(within_s + 0.2)
+
+
+def test_a_pool_is_held_until_a_silent_server_acknowledges(
+    house: Household, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duties, "FAREWELL_S", 0.3)
     with Responder(short_dir) as server:
         bench = Bench(house, server.url)
         bench.keeper.start()
         bench.register()
         assert house.membership.wait(5) is not None
         server.mute = set(Op)
-        started_s = time.monotonic()
-        bench.close(0.2)
-        assert 0.15 < time.monotonic() - started_s < 1
-        assert not bench.keeper.outcome.is_acknowledged
+        used_s = time.process_time()
+        closing(bench, 0.2)
+        assert time.process_time() - used_s < 0.2
+        assert not bench.keeper.outcome.is_over.is_set()
+        assert not bench.ended.is_set()
+        server.mute = set()
+        assert bench.keeper.join(5)
+        assert bench.keeper.outcome.is_acknowledged
+
+
+def test_a_pool_is_held_over_a_lost_connection_and_its_session_ended(
+    house: Household, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duties, "FAREWELL_S", 0.3)
+    with Responder(short_dir) as server:
+        bench = Bench(house, server.url)
+        bench.keeper.start()
+        bench.register()
+        assert house.membership.wait(5) is not None
+        server.mute = {Op.UNREGISTER}
+        closing(bench, 0.1)
+        server.drop_sides()
+        until(lambda: house.journal.counters().get("stays_ended"))
+        server.mute = set()
+        assert bench.keeper.join(5)
+        assert bench.keeper.outcome.is_acknowledged
+        assert {body.session for body in server.bodies(Op.UNREGISTER)} == {1}
+        assert len(server.bodies(Op.REGISTER_KV_CACHE)) == 1
+
+
+def test_the_next_server_s_welcome_ends_the_wait_for_the_last_one(
+    house: Household, short_dir: Path
+) -> None:
+    with Responder(short_dir) as first:
+        bench = Bench(house, first.url)
+        bench.keeper.start()
+        bench.register()
+        assert house.membership.wait(5) is not None
+        first.mute = {Op.UNREGISTER}
+        closing(bench, 0.1)
+    with Responder(short_dir) as second:
+        assert bench.keeper.join(5)
+        assert bench.keeper.outcome.is_acknowledged
+        assert not second.seen or second.bodies(Op.REGISTER_KV_CACHE) == []
+
+
+def test_a_server_that_stays_away_is_not_waited_for_for_ever(
+    house: Household, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "GONE_NS", 300_000_000)
+    with Responder(short_dir) as server:
+        bench = Bench(house, server.url)
+        bench.keeper.start()
+        bench.register()
+        assert house.membership.wait(5) is not None
+        server.mute = {Op.UNREGISTER}
+        closing(bench, 0.1)
+    assert bench.keeper.join(5)
+    assert not bench.keeper.outcome.is_acknowledged
+
+
+def test_what_is_withdrawn_is_ended_when_it_is_loaded(house: Household, short_dir: Path) -> None:
+    """The new side connection comes first: from then on the server offers nothing of it."""
+    offers = house.formers._offers
+    offers.lead()
+    with Responder(short_dir) as server:
+        bench = Bench(house, server.url)
+        bench.keeper.start()
+        bench.register()
+        assert house.membership.wait(5) is not None
+        offers.built(1, [server.epoch], [])
+        bench.orders.registration = None
+        bench.wake.set()
+        until(lambda: len(server._sides) == 1 and house.membership.access is None)
+        time.sleep(0.3)
+        assert not server.bodies(Op.UNREGISTER)
+        offers.begun(ConnectorMetadata(1))
+        until(lambda: server.bodies(Op.UNREGISTER))
+        assert [body.session for body in server.bodies(Op.UNREGISTER)] == [1]
+        time.sleep(0.2)
+        assert len(server.bodies(Op.REGISTER_KV_CACHE)) == 1
+        bench.close()
+        assert bench.keeper.outcome.is_acknowledged

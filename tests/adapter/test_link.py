@@ -131,7 +131,7 @@ def test_offers_of_a_server_that_died_are_loaded_for_a_while_beside_the_next_one
     short_dir: Path,
 ) -> None:
     pool = np.zeros(PAGE_BYTES, dtype=np.uint8)
-    with Responder(short_dir) as first, joined_link(first.url, retire_s=0.3) as link:
+    with Responder(short_dir) as first, joined_link(first.url, quiet_s=0.3) as link:
         before = joined(link)
         old_file = ExtentFile(geometry(1, namespace()), first.arena, seed=1)
         first.give(old_file)
@@ -218,6 +218,7 @@ def test_another_pool_replaces_the_first_after_it_was_unregistered(
     server: Responder, link: Link
 ) -> None:
     before = joined(link)
+    link.offers.lead()
     register(link, make_pool(8))
     assert joined(link, before).session == 2
     ops = [op for op in server.ops() if op in (Op.REGISTER_KV_CACHE, Op.UNREGISTER)]
@@ -326,7 +327,7 @@ def test_a_new_incarnation_behind_the_same_sockets_is_noticed(
 def test_a_dropped_side_connection_is_made_again_and_the_old_session_ended(
     server: Responder,
 ) -> None:
-    with joined_link(server.url, retire_s=0.3) as link:
+    with joined_link(server.url, quiet_s=0.3) as link:
         before = joined(link)
         lost_s = time.monotonic()
         server.drop_sides()

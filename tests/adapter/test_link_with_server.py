@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adapter import enrolment
 from adapter.channel import Channel
 from adapter.copy import ShardLoad, load_pages
 from adapter.enrolment import Enrolment
@@ -232,7 +231,7 @@ def test_an_extent_is_given_back_to_another_model(server: ServerProcess) -> None
 
 
 def test_a_lost_side_connection_is_mended(server: ServerProcess) -> None:
-    with engine(server.url, retire_s=0.2) as one:
+    with engine(server.url, quiet_s=0.2) as one:
         before = one.joined()
         visit = one.link._keeper._visit
         assert visit is not None
@@ -260,8 +259,7 @@ def test_a_registration_whose_answer_got_lost_is_ended_and_made_again(
         real(self, body, error)
 
     monkeypatch.setattr(Enrolment, "_on_reply", lossy)
-    monkeypatch.setattr(enrolment, "DUPLICATE_NS", 300_000_000)
-    with engine(server.url) as one:
+    with engine(server.url, quiet_s=0.2) as one:
         assert one.joined().session != lost[0].session
         assert one.save(os.urandom(16), [3]) == 1
 

@@ -53,7 +53,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
-    bench.table.take_all_but(None)
+    bench.table.take_all()
     bench.mapper.stop()
     assert bench.mapper.join(5)
 

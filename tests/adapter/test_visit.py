@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import zmq
 
 from adapter.enrolment import PoolFd, Registration
 from adapter.household import Former, Household
+from adapter.metadata import ConnectorMetadata
 from adapter.visit import Visit
-from protocol.errors import ErrorCode, UnreachableError
+from protocol.errors import ErrorCode, RequestError, UnreachableError
 from protocol.ids import Epoch, SessionId
 from protocol.messages import Op, RegisterKvCacheReply
 from protocol.namespace import fingerprint
@@ -194,26 +194,62 @@ def test_a_refusal_is_kept_and_the_stay_goes_on(
     visit.close()
 
 
-def test_the_former_session_is_ended_first_when_its_time_is_over(
+def test_the_former_session_is_ended_first_when_nothing_is_loaded_under_it(
     house: Household, server: Responder, registration: Registration
 ) -> None:
-    former = Former(server.epoch, SessionId(9), time.monotonic_ns())
-    visit = begin(replace(house, retire_s=0.1), server, former)
-    started_s = time.monotonic()
+    house.formers._offers.lead()
+    house.formers._offers.built(1, [server.epoch], [])
+    former = Former(server.epoch, SessionId(9), house.formers.watch(server.epoch))
+    visit = begin(house, server, former)
+    turn_until(visit, registration, lambda: visit.is_welcome)
+    for _ in range(20):
+        visit.turn(time.monotonic_ns(), registration, None)
+        time.sleep(0.005)
+    assert not server.bodies(Op.UNREGISTER)
+    assert [visit.former] != [None]
+    house.formers._offers.begun(ConnectorMetadata(1))
     join(visit, registration)
-    assert time.monotonic() - started_s >= 0.1
     assert server.bodies(Op.UNREGISTER)[0].session == 9
+    assert visit.former is None
+    assert visit.has_ended_former
+    visit.close()
+
+
+def test_a_former_session_is_ended_at_once_by_one_that_leaves(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    former = Former(server.epoch, SessionId(9), house.formers.watch(server.epoch))
+    visit = begin(house, server, former)
+    visit.leave()
+    assert visit.may_leave
+    assert not visit.has_left
+    turn_until(visit, registration, lambda: visit.has_left)
+    assert [body.session for body in server.bodies(Op.UNREGISTER)] == [9]
+    assert not server.bodies(Op.REGISTER_KV_CACHE)
     visit.close()
 
 
 def test_a_former_session_of_another_server_does_not_matter(
     house: Household, server: Responder, registration: Registration
 ) -> None:
-    former = Former(Epoch(b"x" * 16), SessionId(9), time.monotonic_ns())
-    visit = begin(house, server, former)
+    gone = Epoch(b"x" * 16)
+    visit = begin(house, server, Former(gone, SessionId(9), house.formers.watch(gone)))
     join(visit, registration)
     assert server.bodies(Op.UNREGISTER) == []
+    assert not visit.has_ended_former
     visit.close()
+
+
+def test_a_session_in_the_way_ends_the_stay_and_is_named(
+    house: Household, server: Responder, registration: Registration
+) -> None:
+    def stands(body: Any) -> Any:
+        raise RequestError(ErrorCode.DUPLICATE, "registered already", session=7)
+
+    server.handlers[Op.REGISTER_KV_CACHE] = stands
+    visit = begin(house, server)
+    assert ended(visit, registration).code == ErrorCode.DUPLICATE
+    assert visit.left_behind == 7
 
 
 def test_early_extents_are_closed_with_the_stay_or_when_taken(

@@ -90,3 +90,28 @@ def test_a_quiet_process_keeps_all_and_begins_nothing() -> None:
     assert a.error(a.store_body(keys)) is ErrorCode.UNAUTHENTICATED
     a.release(lease)
     assert world.core.stats()["pinned_slots"] == 0
+
+
+def test_nothing_is_offered_while_a_rank_s_side_connection_is_gone() -> None:
+    """It may end its session at any time, and with it the pins under which it would read."""
+    world = World(config(extents=8, slots=16))
+    ranks = [world.engine("a", rank) for rank in range(2)]
+    for engine in ranks:
+        engine.register(namespace(ranks=2))
+    keys = chain("x", 6)
+    for engine in ranks:
+        engine.save(keys)
+    lease = ranks[0].lookup(keys, 1).lease
+    held = ranks[0].lookup(keys, 2).lease
+    ranks[0].retrieve(keys, held, 0, 6)
+    world.core.process_quiet(ranks[1].process, world.now_ns)
+    world.pump()
+    body = m.Retrieve(session=ranks[0].session, lease=lease, start=0, count=6)
+    assert ranks[0].error(body) is ErrorCode.UNAVAILABLE
+    assert ranks[0].lookup(keys, 3).ready == 0
+    assert world.core.stats()["pinned_slots"] == 12
+    again = world.engine("a", 1)
+    again.ask(m.Unregister(session=ranks[1].session))
+    again.register(namespace(ranks=2))
+    assert world.core.stats()["pinned_slots"] == 6
+    assert ranks[0].lookup(keys, 3).ready == 6
