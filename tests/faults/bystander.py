@@ -18,8 +18,16 @@ import zmq
 
 from protocol import frames
 from protocol.errors import ReplyError
-from protocol.layout import unpack_slots
-from protocol.messages import Done, Retrieve, RetrieveReply, Stats, StatsReply, Unregister
+from protocol.layout import pack_pages, unpack_slots
+from protocol.messages import (
+    Done,
+    Retrieve,
+    RetrieveReply,
+    Stats,
+    StatsReply,
+    Store,
+    Unregister,
+)
 from protocol.namespace import Namespace
 from tests.wire.client import Engine, WireClient, make_keys, make_namespace
 from tests.wire.process import ServerProcess, wait_until
@@ -43,6 +51,24 @@ def retrieve(engine: Engine, lease: bytes, count: int, start: int = 0) -> Any:
     body = Retrieve(session=engine.session, lease=lease, start=start, count=count)
     reply = engine.wire.call(body, RetrieveReply)
     return unpack_slots(reply.slots, count, reply.num_shards)[:, 0]
+
+
+def submit_store(
+    engine: Engine, keys: list[bytes], pages: list[int], store: int, start: int = 0
+) -> int:
+    """Sends a STORE of ``keys[start:]`` without waiting; returns its seq."""
+    return engine.wire.submit(
+        Store(
+            session=engine.session,
+            store=store,
+            request=1,
+            shard=engine.shard,
+            start=start,
+            parent=keys[start - 1] if start else b"",
+            keys=b"".join(keys[start:]),
+            pages=pack_pages(pages),
+        )
+    )
 
 
 def read_slots(engine: Engine, slots: Any) -> Any:

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from protocol.messages import Commit, Done, Unregister
+from protocol.side import PoolAccepted
 from tests.faults import bystander
-from tests.wire.client import Engine, make_keys, make_namespace
+from tests.wire.client import Engine, expect, make_keys, make_namespace
 from tests.wire.process import ROOT, ServerProcess
 
 NUM_CHUNKS = 16
@@ -70,22 +72,111 @@ def attend(engine: Engine, keys: list[bytes]) -> None:
     sys.stdin.readline()
 
 
+def save(engine: Engine, keys: list[bytes]) -> None:
+    """Saves what the test names, as one rank of its engine."""
+    bystander.fill(engine, 5)
+    assert engine.save(keys, list(range(len(keys)))) == len(keys)
+    say("ready")
+    sys.stdin.readline()
+
+
+def greet(engine: Engine, keys: list[bytes]) -> None:
+    """Has said HELLO, and nothing else."""
+    say("ready")
+    sys.stdin.readline()
+
+
+def offer(engine: Engine, keys: list[bytes]) -> None:
+    """Has passed a pool that no registration names."""
+    size_bytes = engine.num_pages * engine.page_bytes
+    assert isinstance(engine.side.offer(b"p" * 16, engine.pool_fd, size_bytes), PoolAccepted)
+    say("ready")
+    sys.stdin.readline()
+
+
+def enrol(engine: Engine, keys: list[bytes]) -> None:
+    """Says ``ready`` and registers, so that it is killed while it waits for the answer."""
+    say("ready")
+    engine.register()
+    sys.stdin.readline()
+
+
+def store(engine: Engine, keys: list[bytes]) -> None:
+    """A STORE of the whole pool that is on its way; prints how it was answered."""
+    bystander.fill(engine, 5)
+    many = make_keys(1005, engine.num_pages)
+    seq = bystander.submit_store(engine, many, list(range(len(many))), 900)
+    say("ready")
+    reply = engine.wire.reply(seq, 60)
+    say(reply.error.code.name if reply.error else f"copied {getattr(reply.body, 'copied', -1)}")
+    sys.stdin.readline()
+
+
+def commit(engine: Engine, keys: list[bytes]) -> None:
+    """A COMMIT that was sent and whose answer nobody awaits."""
+    bystander.fill(engine, 5)
+    many = make_keys(1005, engine.num_pages)
+    number, reply = engine.store(many, list(range(len(many))))
+    assert reply.copied == len(many), reply
+    engine.wire.submit(Commit(session=engine.session, store=number, count=reply.copied))
+    say("ready")
+    sys.stdin.readline()
+
+
+def leave(engine: Engine, keys: list[bytes]) -> None:
+    """An UNREGISTER that waits for the end of a STORE's copy."""
+    many = make_keys(1005, engine.num_pages)
+    bystander.submit_store(engine, many, list(range(len(many))), 900)
+    seq = engine.wire.submit(Unregister(session=engine.session))
+    say("ready")
+    expect(engine.wire.reply(seq, 60), Done)
+    say("left")
+    sys.stdin.readline()
+
+
+STRANGERS = (greet, offer, enrol)
+"""Act before they are registered."""
+
 ACTIONS: dict[str, Callable[[Engine, list[bytes]], None]] = {
-    action.__name__: action for action in (lease, retrieve, reserve, attend)
+    action.__name__: action
+    for action in (lease, retrieve, reserve, attend, save, store, commit, leave, *STRANGERS)
 }
 
 
-def main(url: str, side_path: str, model: str, action: str, seed: str) -> None:
-    engine = Engine(url, side_path, make_namespace(model=model))
-    engine.register()
-    ACTIONS[action](engine, make_keys(int(seed), NUM_CHUNKS))
+def main(
+    url: str,
+    side_path: str,
+    model: str,
+    action: str,
+    seed: str,
+    instance: str = "",
+    rank: str = "0",
+    ranks: str = "1",
+) -> None:
+    space = make_namespace(model=model, num_ranks=int(ranks))
+    engine = Engine(url, side_path, space, instance=bytes.fromhex(instance) or None, rank=int(rank))
+    act = ACTIONS[action]
+    if act not in STRANGERS:
+        engine.register()
+        engine.pump_while_waiting()
+    act(engine, make_keys(int(seed), NUM_CHUNKS))
 
 
 class ChildEngine:
     """The test's grip on one; killed at the end, whatever it is doing."""
 
-    def __init__(self, server: ServerProcess, model: str, action: str, seed: int = 1) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        model: str,
+        action: str,
+        seed: int = 1,
+        instance: bytes = b"",
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         arguments = [server.url, server.side_path, model, action, str(seed)]
+        arguments += [instance.hex(), str(rank), str(ranks)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.childengine", *arguments],
             cwd=ROOT,

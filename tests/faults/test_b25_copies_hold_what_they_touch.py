@@ -10,9 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from protocol.layout import pack_pages
-from protocol.messages import Cancel, Done, Store, StoreReply, Unregister
-from tests.faults.bystander import engaged, fill, read_all, stats
+from protocol.messages import Cancel, Done, StoreReply, Unregister
+from tests.faults.bystander import engaged, fill, read_all, stats, submit_store
 from tests.faults.childengine import NUM_CHUNKS, ChildEngine, expected_pages
 from tests.wire.client import Engine, expect, make_keys, make_namespace
 from tests.wire.process import ServerProcess, wait_until
@@ -31,18 +30,7 @@ def stopped_copier(server: ServerProcess) -> Iterator[None]:
 
 def begin_store(engine: Engine, keys: list[bytes], store: int = 500) -> int:
     """Sends a STORE and waits until its copy is the copier's."""
-    seq = engine.wire.submit(
-        Store(
-            session=engine.session,
-            store=store,
-            request=1,
-            shard=0,
-            start=0,
-            parent=b"",
-            keys=b"".join(keys),
-            pages=pack_pages(list(range(len(keys)))),
-        )
-    )
+    seq = submit_store(engine, keys, list(range(len(keys))), store)
     assert wait_until(lambda: stats(engine)["copies_in_flight"] > 0)
     return seq
 

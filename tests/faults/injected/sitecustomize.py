@@ -1,0 +1,78 @@
+"""Faults inside a real copier, at the place and moment that a test names.
+
+A server started with this folder on ``PYTHONPATH`` and ``KVKEEP_TEST_COPIER`` set to a folder runs
+copiers that look there at each command. A file ``<command>.<when>`` is a fault: it is removed, and
+what it says happens: a signal that the copier sends itself, or a sleep in seconds. ``when`` is
+``before``, ``mid`` (half of a copy's parts are copied; other commands are done and not answered)
+or ``after``. A file ``copy.pace`` stays: seconds to sleep after each part of a copy. Knows the
+copier's ``Mappings``; runs in the copier process before anything else of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+COMMANDS = ("map_pool", "map_extent", "unmap_pool", "unmap_extent", "copy", "populate_step")
+
+
+def _strike(folder: Path, command: str, when: str) -> None:
+    path = folder / f"{command}.{when}"
+    try:
+        action = path.read_text(encoding="ascii")
+        path.unlink()
+    except FileNotFoundError:
+        return
+    if action.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[action])
+    else:
+        time.sleep(float(action))
+
+
+def _pace_s(folder: Path) -> float:
+    try:
+        return float((folder / "copy.pace").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return 0.0
+
+
+def _wrapped(original: Callable[..., Any], folder: Path, command: str) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        _strike(folder, command, "before")
+        if command == "copy":
+            _copy_slowly(original, folder, *arguments)
+        else:
+            original(*arguments)
+            _strike(folder, command, "mid")
+        _strike(folder, command, "after")
+
+    return run
+
+
+def _copy_slowly(
+    original: Callable[..., Any], folder: Path, own: Any, pool: int, extent: int, parts: Any
+) -> None:
+    num_parts, pace_s = parts.shape[1], _pace_s(folder)
+    step = 1 if pace_s else max(1, num_parts // 2)
+    for first in range(0, num_parts, step):
+        if first >= num_parts // 2:
+            _strike(folder, "copy", "mid")
+        original(own, pool, extent, parts[:, first : first + step])
+        time.sleep(pace_s)
+
+
+def install(folder: Path) -> None:
+    """Wraps every command of the copier."""
+    from server.copier.mappings import Mappings
+
+    for command in COMMANDS:
+        setattr(Mappings, command, _wrapped(getattr(Mappings, command), folder, command))
+
+
+if "server.copier.host" in sys.orig_argv and "KVKEEP_TEST_COPIER" in os.environ:
+    install(Path(os.environ["KVKEEP_TEST_COPIER"]))
