@@ -116,15 +116,11 @@ class Guard:
             self._relieve()
         count = connections.count_descriptors()
         # Extents and side connections take descriptors, too, so only growth is a reason to look.
+        # What is cut here is closed a moment later; until then it would pass for growth again.
         if count > self._seen + self._max_strangers // 4:
-            self._thin_out()
-            count = connections.count_descriptors()
+            self._seen = count - self._thin_out()
         elif count < self._seen:
             self._seen = count
-            return
-        else:
-            return
-        self._seen = count
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -181,8 +177,8 @@ class Guard:
 
     # --- connections ----------------------------------------------------------------------------
 
-    def _thin_out(self) -> None:
-        """Cuts connections of those who have too many, oldest first: new ones may be others'."""
+    def _thin_out(self) -> int:
+        """Cuts connections of those who have too many, oldest first; returns how many."""
         known, found = self._known(), connections.find(self._endpoint)
         strangers = [one for one in found if (one.pid not in known if one.pid else one.is_silent)]
         surplus = strangers[: max(0, len(strangers) - self._max_strangers)]
@@ -200,3 +196,4 @@ class Guard:
         if surplus:
             text = f"{len(found)} connections to the endpoint: {len(surplus)} cut"
             self._complaints.note("connections_bound", text)
+        return len(surplus)

@@ -271,21 +271,23 @@ class Engine:
     def take_side_packet(self) -> side.FromServer:
         """Takes one packet of the side socket: maps or unmaps an extent and reports it."""
         packet, fds = self.side.receive()
-        if isinstance(packet, side.ExtentGiven):
-            view = np.frombuffer(
-                mmap.mmap(fds[0], packet.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8
-            )
-            geometry, arena = unpack_header(view[:4096].tobytes())
-            assert isinstance(geometry, ExtentGeometry)
-            assert geometry.extent == packet.extent
-            assert arena == ArenaId(self.hello.arena)
-            self.extents[packet.extent] = MappedExtent(packet, view)
-            self._report_mapped(mapped=packet.extent)
-        elif isinstance(packet, side.ExtentTaken):
-            del self.extents[packet.extent]
-            self._report_mapped(unmapped=packet.extent)
-        for fd in fds:
-            os.close(fd)
+        try:
+            if isinstance(packet, side.ExtentGiven):
+                view = np.frombuffer(
+                    mmap.mmap(fds[0], packet.file_bytes, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8
+                )
+                geometry, arena = unpack_header(view[:4096].tobytes())
+                assert isinstance(geometry, ExtentGeometry)
+                assert geometry.extent == packet.extent
+                assert arena == ArenaId(self.hello.arena)
+                self.extents[packet.extent] = MappedExtent(packet, view)
+                self._report_mapped(mapped=packet.extent)
+            elif isinstance(packet, side.ExtentTaken):
+                del self.extents[packet.extent]
+                self._report_mapped(unmapped=packet.extent)
+        finally:
+            for fd in fds:
+                os.close(fd)
         return packet
 
     def _report_mapped(self, mapped: int = 0, unmapped: int = 0) -> None:
