@@ -58,16 +58,16 @@ def test_an_engine_is_written_down_with_its_first_namespace(
     assert (party.epoch, party.instance) == (EPOCH.hex(), INSTANCE.hex())
     assert party.token == parties.digest(TOKEN)
     assert TOKEN.hex() not in json.dumps(msgspec.to_builtins(party))
-    assert party.fingerprints == {ONE}
+    assert party.fingerprints == frozenset({ONE})
     engine.give(ONE)
     engine.give(TWO)
     [party] = read(directory)
-    assert party.fingerprints == {ONE, TWO}
+    assert party.fingerprints == frozenset({ONE, TWO})
     engine.end()
     assert read(directory) == []
     engine.end()
     engine.give(TWO)  # it registered again
-    assert [one.fingerprints for one in read(directory)] == [{TWO}]
+    assert [one.fingerprints for one in read(directory)] == [frozenset({TWO})]
 
 
 def test_without_a_file_there_is_no_access(directory: Path) -> None:
