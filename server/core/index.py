@@ -24,12 +24,10 @@ ROOT = -1
 ABSENT = -1
 """A cell without a slot, and a link that leads nowhere."""
 
-FIRST_ROOM = 256
-"""Nodes that an index without a better guess is made for."""
-
-MOST_ROOM = 1 << 18
-"""Nodes that an index is made for at most, before it holds any; a single growth copies 13 MB then.
-Larger arrays at once would cost memory: from 4 MiB on numpy asks for pages of 2 MiB."""
+FIRST_ROOM, SMALL_ROOM, MOST_ROOM = 256, 8192, 1 << 18
+"""Nodes that an index is made for at first; up to which number it doubles, which copies half a
+megabyte; and what it is then made for at most, so that a single growth copies 17 MB later on.
+Larger arrays would cost memory before they are used: from 4 MiB on numpy asks for 2 MiB pages."""
 
 _KEY_DTYPE = np.dtype((np.void, ID_BYTES))
 _LINKS = (
@@ -52,8 +50,8 @@ class ChunkIndex:
         slots: the arena's slots.
         full_shards: for each shard, whether it belongs to a full-attention group.
         window_groups: the shards of each window group that has more than one.
-        room: about how many nodes there may come to be. Memory for so many is asked for at once,
-            costs nothing before it is used, and need not be copied when the index grows.
+        room: about how many nodes there may come to be. Once there are thousands, memory for so
+            many is asked for at once: it costs nothing before it is used, and is not copied again.
 
     Attributes:
         num_shards: cells per node.
@@ -109,7 +107,7 @@ class ChunkIndex:
         self._flags: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._keys: NDArray[np.void] = np.zeros(0, _KEY_DTYPE)
         self.cells: NDArray[np.int32] = np.zeros((0, self.num_shards), np.int32)
-        self._grow(max(FIRST_ROOM, min(room, MOST_ROOM)))
+        self._grow(FIRST_ROOM)
 
     def __len__(self) -> int:
         """Nodes in the index."""
@@ -135,6 +133,11 @@ class ChunkIndex:
         self.flags = self._flags.data
         self.cell_of = self.cells.reshape(-1).data
 
+    def _wanted_capacity(self) -> int:
+        if self._capacity < SMALL_ROOM:
+            return 0
+        return min(self._room, MOST_ROOM) if self._capacity < MOST_ROOM else self._room
+
     def _take(self, count: int) -> list[int]:
         """Numbers for new nodes: those given up last, then ones never used."""
         taken = self._unused[: -count - 1 : -1]
@@ -143,7 +146,7 @@ class ChunkIndex:
         if fresh:
             begin, end = self._num_taken, self._num_taken + fresh
             if end > self._capacity:
-                self._grow(max(2 * self._capacity, end, self._room))
+                self._grow(max(2 * self._capacity, end, self._wanted_capacity()))
             self.cells[begin:end] = ABSENT
             self._num_taken = end
             taken += range(begin, end)

@@ -49,6 +49,13 @@ def server(short_dir: Path, shm_dir: Path) -> Iterator[ServerProcess]:
         assert "Traceback" not in process.log(), process.log()
 
 
+@pytest.fixture
+def bystander(server: ServerProcess) -> Iterator[Bystander]:
+    made = Bystander(server)
+    yield made
+    made.close()
+
+
 class Sampler(threading.Thread):
     """Keeps the highest private memory of a process, every 10 ms."""
 
@@ -100,9 +107,10 @@ def wait_for_hits(engine: Engine, keys: list[bytes], count: int) -> None:
 
 
 @pytest.mark.parametrize("frame_bytes", [1, 65_536])
-def test_a_message_without_end(server: ServerProcess, frame_bytes: int) -> None:
+def test_a_message_without_end(
+    server: ServerProcess, bystander: Bystander, frame_bytes: int
+) -> None:
     """Whoever sends it is cut again and again; an engine beside it keeps its connection."""
-    bystander = Bystander(server)
     before_bytes = anon_bytes(server.pid)
     with Sampler(server.pid) as sampler:
         with child("-m", "tests.faults.rawzmtp", server.url, str(frame_bytes)) as hoarder:
@@ -117,11 +125,11 @@ def test_a_message_without_end(server: ServerProcess, frame_bytes: int) -> None:
     # Beyond the bound there is only what comes in while the guard is not looking.
     assert sampler.highest_bytes - before_bytes < 6 * guard.SLACK_BYTES
     assert wait_until(lambda: anon_bytes(server.pid) - before_bytes < guard.SLACK_BYTES + 8 * MIB)
-    bystander.close()
 
 
-def test_messages_of_a_million_frames_that_do_end(server: ServerProcess) -> None:
-    bystander = Bystander(server)
+def test_messages_of_a_million_frames_that_do_end(
+    server: ServerProcess, bystander: Bystander
+) -> None:
     before_bytes = anon_bytes(server.pid)
     piece = rawzmtp.frame(b"x", more=True) * 20_000
     with rawzmtp.greeted(server.url) as one:
@@ -133,12 +141,12 @@ def test_messages_of_a_million_frames_that_do_end(server: ServerProcess) -> None
             bystander.check()
     assert stats(bystander.engine)["complaint_frames"] == 3
     assert wait_until(lambda: anon_bytes(server.pid) - before_bytes < guard.SLACK_BYTES)
-    bystander.close()
 
 
 @pytest.mark.parametrize("kind", ["silent", "half", "idle", "slow"])
-def test_two_thousand_connections_that_say_nothing(server: ServerProcess, kind: str) -> None:
-    bystander = Bystander(server)
+def test_two_thousand_connections_that_say_nothing(
+    server: ServerProcess, bystander: Bystander, kind: str
+) -> None:
     memory, files = anon_bytes(server.pid), num_descriptors(server.pid)
     with child("-m", "tests.wire.crowd", kind, server.url, "2000") as crowd:
         word, count = read_line(crowd).split()
@@ -150,12 +158,12 @@ def test_two_thousand_connections_that_say_nothing(server: ServerProcess, kind: 
         assert anon_bytes(server.pid) - memory < 64 * MIB
     assert wait_until(lambda: num_descriptors(server.pid) <= files + 4)
     bystander.check()
-    bystander.close()
 
 
 @pytest.mark.parametrize("kind", ["side", "hello"])
-def test_a_thousand_side_connections_of_one_process(server: ServerProcess, kind: str) -> None:
-    bystander = Bystander(server)
+def test_a_thousand_side_connections_of_one_process(
+    server: ServerProcess, bystander: Bystander, kind: str
+) -> None:
     memory, files = anon_bytes(server.pid), num_descriptors(server.pid)
     with child("-m", "tests.wire.crowd", kind, server.side_path, "1024") as crowd:
         word, count = read_line(crowd).split()
@@ -169,11 +177,9 @@ def test_a_thousand_side_connections_of_one_process(server: ServerProcess, kind:
         assert anon_bytes(server.pid) - memory < 16 * MIB
     assert wait_until(lambda: num_descriptors(server.pid) <= files + 4)
     assert wait_until(lambda: stats(bystander.engine)["processes"] == 1)
-    bystander.close()
 
 
-def test_half_closed_connections_are_ended(server: ServerProcess) -> None:
-    bystander = Bystander(server)
+def test_half_closed_connections_are_ended(server: ServerProcess, bystander: Bystander) -> None:
     files = num_descriptors(server.pid)
     with ExitStack() as stack:
         for number in range(40):
@@ -189,11 +195,11 @@ def test_half_closed_connections_are_ended(server: ServerProcess) -> None:
         assert wait_until(lambda: num_descriptors(server.pid) <= files + 4)
         bystander.check()
     assert wait_until(lambda: stats(bystander.engine)["processes"] == 1)
-    bystander.close()
 
 
-def test_frames_of_the_longest_length_from_peers_that_never_read(server: ServerProcess) -> None:
-    bystander = Bystander(server)
+def test_frames_of_the_longest_length_from_peers_that_never_read(
+    server: ServerProcess, bystander: Bystander
+) -> None:
     before_bytes = anon_bytes(server.pid)
     longest = rawzmtp.frame(bytes(limits.MAX_FRAME_BYTES))
     over = threading.Event()
@@ -220,12 +226,12 @@ def test_frames_of_the_longest_length_from_peers_that_never_read(server: ServerP
     assert sampler.highest_bytes - before_bytes < 6 * guard.SLACK_BYTES
     assert wait_until(lambda: anon_bytes(server.pid) - before_bytes < guard.SLACK_BYTES)
     bystander.check()
-    bystander.close()
 
 
-def test_ten_thousand_requests_that_are_never_ended(server: ServerProcess) -> None:
+def test_ten_thousand_requests_that_are_never_ended(
+    server: ServerProcess, bystander: Bystander
+) -> None:
     """B22's kind: LOOKUP, and then nothing. One engine's are bounded, and a HEARTBEAT ends them."""
-    bystander = Bystander(server)
     with engaged(server, make_namespace(model="abandons")) as engine:
         keys = make_keys(3, 8)
         assert engine.save(keys, list(range(8))) == 8
@@ -246,11 +252,9 @@ def test_ten_thousand_requests_that_are_never_ended(server: ServerProcess) -> No
             assert wait_until(lambda: stats(engine)["leases"] == 0)
             memory.append(anon_bytes(server.pid))
         assert memory[2] - memory[0] < 4 * MIB
-    bystander.close()
 
 
-def test_engines_that_die_without_a_word(server: ServerProcess) -> None:
-    bystander = Bystander(server)
+def test_engines_that_die_without_a_word(server: ServerProcess, bystander: Bystander) -> None:
     with engaged(server, make_namespace(model=crowd.MODEL)) as engine:
         keys = make_keys(crowd.SEED, crowd.NUM_KEYS)
         assert engine.save(keys, list(range(crowd.NUM_KEYS))) == crowd.NUM_KEYS
@@ -264,12 +268,12 @@ def test_engines_that_die_without_a_word(server: ServerProcess) -> None:
             now = stats(engine)
             for name in ("leases", "pinned_slots", "stores", "slots_reserved"):
                 assert now[name] == 0, name
-            assert now["sessions"] == 2
+            # The copier unmaps the last pool a moment later.
+            assert wait_until(lambda: stats(engine)["sessions"] == 2)
             memory.append(anon_bytes(server.pid))
         assert memory[2] - memory[0] < 4 * MIB
         assert engine.lookup(keys).ready == crowd.NUM_KEYS
     bystander.check()
-    bystander.close()
 
 
 def test_namespaces_run_out(short_dir: Path, shm_dir: Path) -> None:
@@ -299,8 +303,7 @@ def test_namespaces_run_out(short_dir: Path, shm_dir: Path) -> None:
         bystander.close()
 
 
-def test_noise_does_not_fill_the_log(server: ServerProcess) -> None:
-    bystander = Bystander(server)
+def test_noise_does_not_fill_the_log(server: ServerProcess, bystander: Bystander) -> None:
     with ExitStack() as stack:
         one = stack.enter_context(rawzmtp.greeted(server.url))
         for number in range(3000):
@@ -315,23 +318,18 @@ def test_noise_does_not_fill_the_log(server: ServerProcess) -> None:
     told = stats(bystander.engine)
     assert told["complaint_frames"] == 3000
     assert told["complaint_side_refused"] >= 290
-    bystander.close()
 
 
-def test_no_and_busy_are_fast_answers(server: ServerProcess) -> None:
+def test_no_is_a_fast_answer(server: ServerProcess) -> None:
     """Sixteen engines whose chunks are all pinned ask for more; a no takes milliseconds."""
     with ExitStack() as stack:
-        engines = []
-        for number in range(16):
-            space = make_namespace(model=f"full/{number}")
-            engine = stack.enter_context(engaged(server, space, num_pages=256))
-            engines.append(engine)
+        spaces = [make_namespace(model=f"full/{number}") for number in range(16)]
+        engines = [stack.enter_context(engaged(server, one, num_pages=256)) for one in spaces]
+        for number, engine in enumerate(engines):
             keys = make_keys(number, 256)
-            held = engine.save(keys, list(range(256)))
-            wait_for_hits(engine, keys, held)
+            wait_for_hits(engine, keys, engine.save(keys, list(range(256))))
             found = engine.lookup(keys, 1)
-            if found.ready:
-                engine.read(found.lease, found.ready)  # pinned from here on
+            engine.read(found.lease, found.ready)  # pinned from here on
         refused_ms: list[float] = []
         for number in range(400):
             engine = engines[number % 16]

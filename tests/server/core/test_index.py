@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from server.core.index import ABSENT, MOST_ROOM, ROOT, ChunkIndex
+from server.core.index import ABSENT, MOST_ROOM, ROOT, SMALL_ROOM, ChunkIndex
 from server.core.indexcheck import check_index
 from server.core.slots import HELD, RESERVED, SlotTable
 from tests.server.core.world import chain
@@ -181,13 +181,24 @@ def test_an_index_that_grows_keeps_what_it_has() -> None:
 
 
 def test_room_for_all_that_can_come_costs_nothing_until_it_comes() -> None:
+    keys = chain("x", SMALL_ROOM + 1000)
+    index = ChunkIndex(SlotTable(), (True,), room=MOST_ROOM)
+    parent = int(index.add_chain(keys[:SMALL_ROOM], ROOT, 1)[-1])
     before = resident_bytes()
-    made = [ChunkIndex(SlotTable(), (True,), room=MOST_ROOM) for _ in range(20)]
-    assert resident_bytes() - before < 20 * 256 * 1024
-    index = made[0]
+    parent = int(index.add_chain(keys[SMALL_ROOM : SMALL_ROOM + 10], parent, 1)[-1])
+    assert resident_bytes() - before < 2 << 20  # of 17 MiB
     cells = index.cells
-    index.add_chain(chain("x", 3000), ROOT, 1)
+    assert len(cells) == MOST_ROOM
+    index.add_chain(keys[SMALL_ROOM + 10 :], parent, 1)
     assert index.cells is cells  # nothing was moved
+
+
+def test_an_index_of_few_chunks_is_small() -> None:
+    before = resident_bytes()
+    made = [ChunkIndex(SlotTable(), (True,), room=1 << 24) for _ in range(100)]
+    for index in made:
+        index.add_chain(chain("x", 10), ROOT, 1)
+    assert resident_bytes() - before < 100 * 128 * 1024
 
 
 def resident_bytes() -> int:
