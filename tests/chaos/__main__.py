@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from server.bench.machine import describe
+from tests.chaos.broken import BREAKS
 from tests.chaos.conductor import Conductor, Settings
-from tests.chaos.script import draw
+from tests.chaos.script import SCRIPTS, draw
 from tests.chaos.verdict import judge
 
 SCHEMA = 1
@@ -36,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     launcher = ("tests.chaos.broken", options.broken) if options.broken else ("server", "launch")
+    script = SCRIPTS[options.script]
     settings = Settings(
-        options.seed, options.minutes * 60, options.rate, options.plant, tuple(launcher)
+        options.seed, options.minutes * 60, options.rate, options.plant, tuple(launcher), script
     )
-    events = draw(options.seed, settings.length_s)
+    events = draw(options.seed, settings.length_s, script)
     print(f"chaos: seed {options.seed}, {options.minutes:g} min, {len(events)} events", flush=True)
     begun, began_s = dt.datetime.now(dt.timezone.utc), time.monotonic()
     conductor = Conductor(settings, events, lambda line: print(line, flush=True))
@@ -52,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seed": options.seed,
         "minutes": options.minutes,
         "rate": options.rate,
+        "script": options.script,
         "planted": options.plant or options.broken,
         "machine": describe(),
         "load_1min_after": round(os.getloadavg()[0], 2),
@@ -77,8 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rate", type=float, default=60.0, help="requests per second and engine at most"
     )
+    parser.add_argument("--script", choices=SCRIPTS, default="everything", help="what is done")
     parser.add_argument("--plant", choices=("", "flip"), default="", help="a fault to be found")
-    parser.add_argument("--broken", default="", help="a broken server to be found out")
+    parser.add_argument(
+        "--broken", choices=("", *BREAKS), default="", help="a broken server to be found out"
+    )
     return parser
 
 

@@ -75,12 +75,16 @@ class Place:
         wire: path of its endpoint.
         side: path of its side socket.
         models: folder of model directories.
+        rate: requests per second of an engine at most.
+        fresh: share of prompts that begin like no other.
     """
 
     url: str
     wire: str
     side: str
     models: Path
+    rate: float
+    fresh: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Part:
         return f"{self.role.name} ({self.role.kind}, {self.epoch}, {self.mode}{memory})"
 
 
-def draw_part(role: Role, seed: int, number: int, place: Place, rate: float) -> Part:
+def draw_part(role: Role, seed: int, number: int, place: Place) -> Part:
     """An incarnation.
 
     Args:
@@ -106,7 +110,6 @@ def draw_part(role: Role, seed: int, number: int, place: Place, rate: float) -> 
         seed: of the run.
         number: of the incarnation.
         place: of the run.
-        rate: requests per second at most.
     """
     rng = random.Random(f"part {seed} {role.name} {number}")
     epoch, mode = rng.choice(role.modes)
@@ -117,7 +120,8 @@ def draw_part(role: Role, seed: int, number: int, place: Place, rate: float) -> 
         head_bytes=_HEADS * _HEAD_DIM,
         windows=role.windows,
         width=_WIDTH,
-        rate=rate,
+        rate=place.rate,
+        fresh=place.fresh,
         wire=place.wire,
         side=place.side,
     )

@@ -21,7 +21,7 @@ from tests.chaos.lookout import Lookout, files_of
 from tests.chaos.plant import Flipper
 from tests.chaos.players import Player
 from tests.chaos.processes import descriptors_of
-from tests.chaos.script import FULL_ARENA, Event
+from tests.chaos.script import EVERYTHING, Event, Script
 from tests.chaos.stops import HANG_NS, Stops
 from tests.chaos.tally import Tally
 
@@ -40,6 +40,7 @@ _EVENTS: Final = (
 )
 
 _LINE_EVERY_S: Final = 60.0
+_IDLE_S: Final = 1.0
 _TICK_S: Final = 0.05
 _PLAYERS_END_S: Final = 90.0
 _DEEDS_END_S: Final = 30.0
@@ -57,6 +58,7 @@ class Settings:
         rate: requests per second of each engine at most.
         plant: a fault to be planted; empty for none.
         launcher: of the server.
+        script: kind of run.
     """
 
     seed: int
@@ -64,6 +66,7 @@ class Settings:
     rate: float
     plant: str = ""
     launcher: tuple[str, ...] = ("server", "launch")
+    script: Script = EVERYTHING
 
 
 class Conductor:
@@ -101,13 +104,12 @@ class Conductor:
                 folder, Path(shared) / "a", self.tally, self.stops, self._settings.launcher
             )
             lookout = self._lookout = Lookout(server, self.stops, self.tally)
-            place = Place(server.url, server.wire, server.side, folder / "models")
-            players = [
-                Player(
-                    role, self._settings.seed, place, self._settings.rate, self.tally, self.stops
-                )
-                for role in CAST
-            ]
+            wish = self._settings
+            place = Place(
+                *(server.url, server.wire, server.side, folder / "models"),
+                *(wish.rate, wish.script.fresh),
+            )
+            players = [Player(role, wish.seed, place, self.tally, self.stops) for role in CAST]
             server.start()
             try:
                 self._play(server, lookout, players)
@@ -122,11 +124,12 @@ class Conductor:
         return self._figures()
 
     def _play(self, server: Server, lookout: Lookout, players: Sequence[Player]) -> None:
-        first = Succession(0, 0.0, FULL_ARENA)
+        first = Succession(0, 0.0, self._settings.script.full_arena)
         server.succeed(first)
         first.done.wait(_PLAYERS_END_S)
         if server.now is None:
             raise RuntimeError(f"no server: {server.failure}")
+        time.sleep(_IDLE_S)  # its copier comes up
         idle = descriptors_of(server.now.grip.pid, str(server.arena_dir))
         for thread in (lookout, *players):
             thread.start()

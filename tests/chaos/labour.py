@@ -8,9 +8,11 @@ this process.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections import Counter, deque
@@ -50,6 +52,7 @@ class Task:
         windows: of the layers.
         width: requests in flight.
         rate: requests per second at most.
+        fresh: share of prompts that begin like no other.
         wire: path of the endpoint's socket.
         side: path of the side socket.
     """
@@ -61,6 +64,7 @@ class Task:
     windows: tuple[int, ...]
     width: int
     rate: float
+    fresh: float
     wire: str
     side: str
 
@@ -108,7 +112,11 @@ def model(rank: int, size: int) -> ChaosPayload:
 
 
 def install(rank: int, injector: Injector) -> None:
-    """Times every control call of the adapter; see ``JobSpec.plugins``."""
+    """Times every control call of the adapter; see ``JobSpec.plugins``.
+
+    SIGUSR1 has a rank write down what its threads are doing.
+    """
+    faulthandler.register(signal.SIGUSR1)
     timed = watched(
         this_rank().watch, Channel.call, lambda _, body, *__, **___: f"call {body.op.name}"
     )
@@ -172,7 +180,7 @@ class Labour:
         self._engine = engine
         self._task = task
         self._rng = random.Random(f"requests {task.seed}")
-        self._library = Library()
+        self._library = Library(fresh=task.fresh)
         self._flying: deque[tuple[RequestHandle, int, bool, int]] = deque()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="labour", daemon=True)

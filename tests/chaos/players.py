@@ -22,6 +22,7 @@ from tests.chaos.tally import Tally
 _REPORT_EVERY_S: Final = 0.5
 _ANSWER_S: Final = 25.0
 _STUCK_NS: Final = 20_000_000_000
+_DUMP_S: Final = 1.0
 _RETRY_S: Final = 1.0
 _LABOUR: Final = "tests.chaos.labour"
 
@@ -33,17 +34,14 @@ class Player(threading.Thread):
         role: what it plays.
         seed: of the run.
         place: of the run.
-        rate: requests per second at most.
         tally: counts what it reports.
         stops: who was stopped when.
     """
 
-    def __init__(
-        self, role: Role, seed: int, place: Place, rate: float, tally: Tally, stops: Stops
-    ) -> None:
+    def __init__(self, role: Role, seed: int, place: Place, tally: Tally, stops: Stops) -> None:
         super().__init__(name=f"player-{role.name}", daemon=True)
         self.role = role
-        self._seed, self._place, self._rate = seed, place, rate
+        self._seed, self._place = seed, place
         self._tally, self._stops = tally, stops
         self._lock = threading.Lock()
         self._engine: TensorParallelEngine | None = None
@@ -64,7 +62,7 @@ class Player(threading.Thread):
         """Lives until told to end."""
         while not self._over.is_set():
             self.number += 1
-            self.part = draw_part(self.role, self._seed, self.number, self._place, self._rate)
+            self.part = draw_part(self.role, self._seed, self.number, self._place)
             self._live(self.part)
 
     def _live(self, part: Part) -> None:
@@ -132,7 +130,14 @@ class Player(threading.Thread):
         said = "; ".join(engine.job.causes) or repr(error)
         kind = "failed_offers" if "LoadError" in said else "engine_deaths"
         self._tally.event(kind)
-        log = "\n      ".join(engine.job.log().splitlines()[-12:])
+        num_lines = 12
+        if isinstance(error, (TimeoutError, FutureTimeoutError)):
+            said += f", states {[state_of(grip.pid) for grip in self._grips]}"
+            for grip in self._grips:
+                grip.signal(signal.SIGUSR1)
+            time.sleep(_DUMP_S)
+            num_lines = 100
+        log = "\n      ".join(engine.job.log().splitlines()[-num_lines:])
         self._tally.trouble(f"{self.who} ({self.part}) died: {said}\n      {log}")
 
     def hit(self, number: int, target: int = 0) -> Grip | None:

@@ -82,6 +82,28 @@ def rss_anon_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+def _of_the_dead(pid: int, name: str) -> str:
+    """A pidfd whose process is gone is a different find from one that is still watched."""
+    try:
+        text = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"^Pid:\s+(-?\d+)$", text, re.M)
+    if found is None:
+        return ""
+    return " of the dead" if int(found[1]) < 0 else f" of {name_of(int(found[1]))}"
+
+
+def name_of(pid: int) -> str:
+    """The program, by its arguments without numbers."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return "a process that is gone"
+    told = [word for word in words[1:5] if not word.isdigit()]
+    return b" ".join(told).decode("utf-8", "replace")[:60] or "a process without a name"
+
+
 def descriptors_of(pid: int, ignored: str) -> dict[str, int]:
     """How many descriptors of each kind it has.
 
@@ -102,7 +124,7 @@ def descriptors_of(pid: int, ignored: str) -> dict[str, int]:
         if not target.startswith(ignored):
             kind = re.sub(r"[:/].*", "", target.lstrip("/")) or "other"
             if target.startswith("anon_inode:"):
-                kind = target
+                kind = target.partition(":")[2] + _of_the_dead(pid, name)
             elif target.startswith("/memfd:"):
                 kind = "memfd"
             found[kind] = found.get(kind, 0) + 1

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 WARM_UP_S: Final = 6.0
 COOL_DOWN_S: Final = 6.0
 QUIET_SHARE: Final = 0.27
 """Last part of a run, in which no server dies: its last incarnation is watched."""
-
-ARENA_SIZES: Final = ("24M", "24M", "12M", "24M", "8M", "32M", "16M")
-FULL_ARENA: Final = "24M"
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,34 @@ engine, how long the engine stays stopped."""
 
 
 @dataclass(frozen=True)
+class Script:
+    """What kind of run it is.
+
+    Attributes:
+        rates: by kind of event.
+        arenas: sizes, of which each restart of the server draws one.
+        full_arena: size of the first server's arena and of the last one's.
+        fresh: share of prompts that begin like no other.
+    """
+
+    rates: Mapping[str, Rate]
+    arenas: tuple[str, ...]
+    full_arena: str
+    fresh: float = 0.06
+
+
+EVERYTHING: Final = Script(RATES, ("24M", "24M", "12M", "24M", "8M", "32M", "16M"), "24M")
+
+RESTARTS: Final = Script(
+    {"kill_server_past_stopped_engine": Rate(9.0, (4.0, 5.0))}, ("6M",), "6M", fresh=0.5
+)
+"""Only servers that die past a stopped engine with an offer, and hardly any room: the next one
+wants to reuse what that engine is about to read."""
+
+SCRIPTS: Final = {"everything": EVERYTHING, "restarts": RESTARTS}
+
+
+@dataclass(frozen=True)
 class Event:
     """One thing to do.
 
@@ -75,19 +100,19 @@ class Event:
     arena: str = ""
 
 
-def draw(seed: int, length_s: float, rates: Mapping[str, Rate] = RATES) -> list[Event]:
+def draw(seed: int, length_s: float, script: Script = EVERYTHING) -> list[Event]:
     """The events of a run.
 
     Args:
         seed: any integer.
         length_s: of the run.
-        rates: by kind.
+        script: kind of run.
 
     Returns:
         In order of time.
     """
     events: list[Event] = []
-    for kind, rate in rates.items():
+    for kind, rate in script.rates.items():
         rng = random.Random(f"chaos {seed} {kind}")
         end_s = length_s * (1 - QUIET_SHARE) if rate.is_early else length_s - COOL_DOWN_S
         begin_s = min(WARM_UP_S, end_s / 4)
@@ -95,14 +120,9 @@ def draw(seed: int, length_s: float, rates: Mapping[str, Rate] = RATES) -> list[
         count = int(whole) + (rng.random() < rest)
         for number in range(count):
             at_s = begin_s + (end_s - begin_s) * (number + rng.random()) / count
-            events.append(
-                Event(at_s, kind, rng.randrange(1 << 16), rng.uniform(*rate.seconds), _arena(rng))
-            )
-    return _with_full_arena_at_last(sorted(events, key=lambda event: event.at_s))
-
-
-def _arena(rng: random.Random) -> str:
-    return rng.choice(ARENA_SIZES)
+            target, seconds = rng.randrange(1 << 16), rng.uniform(*rate.seconds)
+            events.append(Event(at_s, kind, target, seconds, rng.choice(script.arenas)))
+    return _with_full_arena_at_last(sorted(events, key=lambda event: event.at_s), script)
 
 
 def restarts_server(kind: str) -> bool:
@@ -110,11 +130,11 @@ def restarts_server(kind: str) -> bool:
     return kind in ("kill_server", "kill_server_past_stopped_engine", "end_server")
 
 
-def _with_full_arena_at_last(events: list[Event]) -> list[Event]:
+def _with_full_arena_at_last(events: list[Event], script: Script) -> list[Event]:
     """The incarnation that is watched has the room it should have."""
     for number in range(len(events) - 1, -1, -1):
         event = events[number]
         if restarts_server(event.kind):
-            events[number] = Event(event.at_s, event.kind, event.target, event.seconds, FULL_ARENA)
+            events[number] = replace(event, arena=script.full_arena)
             break
     return events

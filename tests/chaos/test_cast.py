@@ -12,15 +12,15 @@ from tests.chaos.cast import CAST, Place, draw_part, write_models
 from tests.chaos.labour import Task
 
 pytestmark = pytest.mark.torch
-PLACE = Place("ipc:///s", "/s", "/s.side", Path("models"))
+PLACE = Place("ipc:///s", "/s", "/s.side", Path("models"), 9.0, 0.1)
 
 
 def test_a_part_is_a_function_of_seed_and_number() -> None:
     for role in CAST:
-        assert draw_part(role, 1, 2, PLACE, 9.0) == draw_part(role, 1, 2, PLACE, 9.0)
-    parts = {str(draw_part(role, 1, n, PLACE, 9.0)) for role in CAST for n in range(30)}
+        assert draw_part(role, 1, 2, PLACE) == draw_part(role, 1, 2, PLACE)
+    parts = {str(draw_part(role, 1, n, PLACE)) for role in CAST for n in range(30)}
     assert len(parts) > 12
-    seeds = {draw_part(CAST[0], 1, n, PLACE, 9.0).task.seed for n in range(50)}
+    seeds = {draw_part(CAST[0], 1, n, PLACE).task.seed for n in range(50)}
     assert len(seeds) == 50
 
 
@@ -34,7 +34,7 @@ def test_the_cast_has_what_a_run_needs() -> None:
 
 
 def test_tasks_reach_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = draw_part(CAST[2], 3, 1, PLACE, 9.0).task
+    task = draw_part(CAST[2], 3, 1, PLACE).task
     (name,) = task.as_environ()
     monkeypatch.setenv(name, task.as_environ()[name])
     assert Task.of_environ() == task

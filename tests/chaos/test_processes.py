@@ -48,6 +48,14 @@ def test_children_and_memory(sleeper: subprocess.Popen[bytes]) -> None:
     assert wait_until(lambda: rss_anon_bytes(sleeper.pid) > 1 << 20)
 
 
+def test_a_descriptor_of_a_dead_process_is_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
+    fd = os.pidfd_open(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    assert descriptors_of(os.getpid(), "none")["[pidfd] of the dead"] == 1
+    os.close(fd)
+
+
 def test_descriptors_by_kind(tmp_path: Path) -> None:
     before = descriptors_of(os.getpid(), str(tmp_path / "arena"))
     (tmp_path / "arena").mkdir()
@@ -57,5 +65,6 @@ def test_descriptors_by_kind(tmp_path: Path) -> None:
     for fd in opened:
         os.close(fd)
     assert now.get("memfd", 0) == before.get("memfd", 0) + 1
-    assert now.get("anon_inode:[pidfd]", 0) == before.get("anon_inode:[pidfd]", 0) + 1
+    more = {kind: count - before.get(kind, 0) for kind, count in now.items()}
+    assert [count for kind, count in more.items() if "[pidfd] of " in kind] == [1]
     assert sum(now.values()) == sum(before.values()) + 2

@@ -8,10 +8,12 @@ import pytest
 
 from tests.chaos.script import (
     COOL_DOWN_S,
-    FULL_ARENA,
+    EVERYTHING,
     QUIET_SHARE,
     RATES,
+    RESTARTS,
     Rate,
+    Script,
     draw,
     restarts_server,
 )
@@ -39,7 +41,7 @@ def test_the_last_server_lives_and_has_the_full_arena() -> None:
     assert events == sorted(events, key=lambda event: event.at_s)
     deaths = [event for event in events if restarts_server(event.kind)]
     assert deaths[-1].at_s <= 600 * (1 - QUIET_SHARE)
-    assert deaths[-1].arena == FULL_ARENA
+    assert deaths[-1].arena == EVERYTHING.full_arena
     assert len({event.arena for event in deaths}) > 2
     assert events[-1].at_s <= 600 - COOL_DOWN_S
 
@@ -50,5 +52,10 @@ def test_durations_are_within_their_bounds() -> None:
         assert low <= event.seconds <= high
 
 
-def test_other_rates() -> None:
-    assert draw(1, 60, {"kill_engine": Rate(0.0)}) == []
+def test_other_scripts() -> None:
+    events = draw(1, 60, RESTARTS)
+    assert {(event.kind, event.arena) for event in events} == {
+        ("kill_server_past_stopped_engine", "6M")
+    }
+    assert len(events) == 9
+    assert draw(1, 60, Script({"kill_engine": Rate(0.0)}, ("1M",), "1M")) == []
