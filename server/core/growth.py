@@ -95,6 +95,7 @@ class Growth:
         self.reclaim: Callable[[Demand, bool], bool] = lambda demand, force: False
         self._next_extent = 1
         self._create_after_ns = 0
+        self._error = ""
         readers.gone = self._gone
 
     def geometry(self, owner: Owner, shard: int, room_bytes: int) -> ExtentGeometry | None:
@@ -145,6 +146,14 @@ class Growth:
         """Budget that is not spent; below zero where a larger arena was found and is in use."""
         return self._config.arena_bytes - self.used_bytes - self.foreign_bytes
 
+    @property
+    def trouble(self) -> str:
+        """Why no extent can be made for a moment, though the budget may have room; or empty.
+
+        Nobody may wait for the moment to pass: nothing would wake them then.
+        """
+        return self._error if self._clock.now_ns < self._create_after_ns else ""
+
     def adopt(self, extents: list[Extent], next_extent: int) -> None:
         """Counts extents that were found at the start.
 
@@ -177,7 +186,7 @@ class Growth:
         demand = self.demands.get(key)
         if demand is None:
             demand = Demand(owner, shard)
-            if not self._create(demand) and not self.reclaim(demand, force):
+            if not self._create(demand) and (self.trouble or not self.reclaim(demand, force)):
                 return False
             self.demands[key] = demand
         if waiter is not None:
@@ -248,6 +257,7 @@ class Growth:
         else:
             self._outbox.counters["extents_failed"] += 1
             self._create_after_ns = self._clock.now_ns + RETRY_NS
+            self._error = error
             self._remove(extent)
         for waiter in demand.waiters if demand is not None else ():
             waiter(error is None)
@@ -267,7 +277,7 @@ class Growth:
             if not demand.owner.sessions:
                 self.give_up(demand)
             elif not self._create(demand):
-                if not self.reclaim(demand, True):
+                if self.trouble or not self.reclaim(demand, True):
                     self.give_up(demand)
                 break
 

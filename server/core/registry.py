@@ -177,6 +177,13 @@ class Registry:
 
     def _no_room(self, session: Session) -> RequestError:
         needed = sum(self._growth.needed_bytes(session.owner, one) for one in session.shards)
+        if self._growth.trouble:
+            return RequestError(
+                ErrorCode.NO_ROOM,
+                f"the server cannot make files for the arena now: {self._growth.trouble[:200]}",
+                needed_bytes=needed,
+                arena_bytes=self._config.arena_bytes,
+            )
         sealed = self._quarantine.sealed_bytes
         if sealed >= needed:
             return RequestError(

@@ -74,6 +74,39 @@ def test_an_extent_that_cannot_be_made_is_no_room_and_is_tried_again_later() -> 
     assert a.ask(body).extents == 1
 
 
+def test_nobody_waits_for_files_that_cannot_be_made_now() -> None:
+    """The budget has room, the file system has not: nothing would wake who waited for that."""
+    world = World(config(extents=4, slots=4))
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace())
+    assert a.save(chain("x", 3)) == 3
+    world.auto_extents = False
+    storing = a.send(a.store_body(chain("y", 4)))
+    world.pump()
+    creates = [effect for effect in world.pending if isinstance(effect, fx.CreateExtent)]
+    world.pending.clear()
+    for effect in creates:
+        world.create(effect, "extent 2: no space left")
+    world.pump()
+    assert a.answer(storing).copied < 4
+    body = b.register_body(namespace("other"))
+    assert body.memory is not None
+    world.core.pool_offered(b.process, b.pool, body.memory.size_bytes)
+    registering = b.send(body)
+    world.pump()
+    error = b.replies[registering].error  # at once, not when somebody gives up waiting
+    assert error is not None
+    assert error.code is ErrorCode.NO_ROOM
+    assert error.retryable
+    assert "extent 2: no space left" in error.message
+    again = a.send(a.store_body(chain("z", 4)))
+    world.pump()
+    assert again in a.replies
+    world.auto_extents = True
+    world.step(2 * SECOND)
+    assert b.ask(body).extents == 1
+
+
 def test_an_engine_of_many_shards_gets_shorter_extents_and_fits() -> None:
     """Eight ranks of three groups in an arena of twenty extents, as long as they are set."""
     mib = 1 << 20
