@@ -1,0 +1,47 @@
+"""Many clients at full rate on an arena that is much too small, for as long as one likes.
+
+    python -m tests.soak [--minutes M] [--clients N] [--seed S] [--json PATH]
+
+Prints a line per minute. Exit code 1 when memory or descriptors grow, a loaded byte is wrong, a
+request fails, or something is left of the clients when they are gone. Runs in its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from pathlib import Path
+
+from tests.soak.run import soak
+
+
+def main() -> int:
+    """Runs one soak; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description="soak a server")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
+    parser.add_argument("--json", type=Path, help="write figures and claims to this file")
+    options = parser.parse_args()
+    if options.minutes < 0.25 or options.clients < 1:
+        parser.error("a soak takes a quarter of a minute and one client at least")
+    print(f"{options.clients} clients for {options.minutes} minutes, seed {options.seed}")
+    done = soak(
+        60 * options.minutes, options.clients, options.seed, lambda text: print(text, flush=True)
+    )
+    document = done.document()
+    if options.json is not None:
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(
+        f"RssAnon {document['rss_anon_first_mib']} to {document['rss_anon_last_mib']} MiB, "
+        f"{document['rss_slope_mib_per_min']} MiB a minute; bursts {document['loop']}"
+    )
+    for claim, held in document["claims"].items():
+        print(f"{'yes' if held else 'NO '}  {claim}")
+    return 0 if document["held"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
