@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,11 +174,12 @@ class ChildEngine:
         instance: bytes = b"",
         rank: int = 0,
         ranks: int = 1,
+        prefix: Sequence[str] = (),
     ) -> None:
         arguments = [server.url, server.side_path, model, action, str(seed)]
         arguments += [instance.hex(), str(rank), str(ranks)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.childengine", *arguments],
+            [*prefix, sys.executable, "-m", "tests.faults.childengine", *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
