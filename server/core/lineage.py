@@ -144,7 +144,7 @@ def graph(rows: Rows) -> Graph:
     number = np.cumsum(is_newest) - 1
     reps = np.flatnonzero(is_newest)
     at = _look_up(rows.parent[reps], tables)
-    parent = np.where(at >= 0, number[at], LOST)
+    parent = np.where(at >= 0, number[np.maximum(at, 0)], LOST)
     words = _words(rows.parent)
     parent[~words[reps].any(axis=1)] = ROOT
     node = number[newest]
@@ -240,16 +240,17 @@ def survivors(found: Graph, usable: NDArray[np.bool_], full: tuple[bool, ...]) -
     # Ascending generations, so that of several the newest stays.
     cells[found.node[where], found.rows.shard[where]] = where
     num_cells = int(np.count_nonzero(cells >= 0))
-    has_parent = found.parent >= 0
+    has_parent, above = found.parent >= 0, np.maximum(found.parent, 0)
     for shard, is_full in enumerate(full):
         if is_full:
             has = cells[:, shard] >= 0
-            orphan = has & has_parent & ~has[found.parent]
+            orphan = has & has_parent & ~has[above]
             if orphan.any():
-                above = np.where(has & ~orphan, found.parent, LOST)
-                cells[climb(above) < 0, shard] = -1
+                links = np.where(has & ~orphan, found.parent, LOST)
+                cells[climb(links) < 0, shard] = -1
     is_there: NDArray[np.bool_] = cells.max(axis=1, initial=-1) >= 0
-    depth = climb(np.where(is_there & ~(has_parent & ~is_there[found.parent]), found.parent, LOST))
+    is_orphan = has_parent & ~is_there[above]
+    depth = climb(np.where(is_there & ~is_orphan, found.parent, LOST))
     cells[depth < 0] = -1
     left = int(np.count_nonzero(cells >= 0))
     lost = num_cells - left + int(np.count_nonzero(usable & (found.node < 0)))

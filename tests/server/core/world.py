@@ -3,7 +3,8 @@
 Each page and each slot part holds a label instead of bytes. The world performs effects, completes
 copies when told to, and checks after each of them what no byte may suffer: a copy into a slot that
 is published or read, a removed extent that someone may still read, a published slot with other
-content than its key says.
+content than its key says. Its server can be killed between two effects and within one: see
+``fuse``, and ``tests.server.core.reborn`` for the next server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from protocol import messages as m
 from protocol.extents import STATE_HELD, ExtentGeometry, checksums
-from protocol.ids import ArenaId, Epoch
+from protocol.ids import ArenaId, Epoch, Fingerprint
+from protocol.namespace import Namespace
 from server.core import effects as fx
 from server.core.config import CoreConfig
 from server.core.dispatch import Core
@@ -45,6 +47,20 @@ class ExtentShadow:
 
 
 @dataclass
+class Stranger:
+    """A process of a former server's time: an engine, or that server's copier.
+
+    ``extents`` are those it may touch; a copier has ``writes`` left: extent, slot, part, label.
+    """
+
+    party: int
+    space: Fingerprint | None
+    extents: set[int]
+    claims: list[Claim] = field(default_factory=list)
+    writes: list[tuple[int, int, int, Label]] = field(default_factory=list)
+
+
+@dataclass
 class World:
     config: CoreConfig
     seed: int = 0
@@ -60,6 +76,10 @@ class World:
     pending: list[fx.Effect] = field(default_factory=list)
     log: list[fx.Effect] = field(default_factory=list)
     engines: dict[int, Engine] = field(default_factory=dict)
+    namespaces: dict[Fingerprint, Namespace] = field(default_factory=dict)
+    strangers: list[Stranger] = field(default_factory=list)
+    #: Effects that are still performed before the server is killed within the last of them.
+    fuse: int | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -67,6 +87,8 @@ class World:
         self.next_process = 1
         self._acts: dict[type, Callable[[Any], None]] = {
             fx.SendReply: self._reply,
+            fx.KeepNamespace: self._keep,
+            fx.DropNamespace: lambda effect: self.namespaces.pop(effect.fingerprint),
             fx.CreateExtent: lambda effect: self._later(effect, self.auto_extents, self.create),
             fx.OpenPool: lambda effect: self._later(effect, self.auto_pools, self.open),
             fx.ClosePool: lambda effect: self._later(effect, self.auto_pools, self.close),
@@ -99,11 +121,43 @@ class World:
         faults = self.core.take_faults()
         assert not faults, faults[0]
 
+    @property
+    def killed(self) -> bool:
+        """Whether the server is gone: nothing is done for it, and it is told nothing, any more."""
+        return self.fuse == 0
+
     def perform(self, effect: fx.Effect) -> None:
+        if self.fuse is not None:
+            if self.killed:
+                return
+            self.fuse -= not isinstance(effect, fx.SendReply)
+            if self.killed:
+                self._cut_short(effect)
+                return
         self.log.append(effect)
         act = self._acts.get(type(effect))
         if act is not None:
             act(effect)
+
+    def _cut_short(self, effect: fx.Effect) -> None:
+        """The server dies in the middle of an effect on records."""
+        if isinstance(effect, fx.VoidRecords):
+            some = self.random.randrange(len(effect.slots) + 1)
+            self._void(fx.VoidRecords(effect.extent, effect.slots[:some], reused=False))
+        elif isinstance(effect, fx.WriteRecords):
+            # Fields are written while checksums are zero, then one checksum after the other.
+            some = self.random.randrange(len(effect.slots) + 1)
+            if some:
+                self.write_records(
+                    fx.WriteRecords(effect.extent, effect.slots[:some], effect.records[:some])
+                )
+            for slot, row in zip(effect.slots[some:].tolist(), effect.records[some:], strict=True):
+                self.extents[effect.extent].generations[slot] = int(row["generation"])
+        elif isinstance(effect, fx.RemoveExtent) and self.random.random() < 0.5:
+            self.remove(effect.extent)
+
+    def _keep(self, effect: fx.KeepNamespace) -> None:
+        self.namespaces[effect.fingerprint] = effect.namespace
 
     def _reply(self, effect: fx.SendReply) -> None:
         for engine in list(self.engines.values()):
@@ -125,7 +179,11 @@ class World:
 
     def create(self, effect: fx.CreateExtent, error: str | None = None) -> None:
         geometry = effect.geometry
+        if self.killed:
+            return
+        assert geometry.fingerprint in self.namespaces, "an extent before its namespace"
         if error is None:
+            assert geometry.extent not in self.extents, "an id was used again"
             parts = geometry.chunk_blocks
             self.extents[geometry.extent] = ExtentShadow(
                 geometry,
@@ -136,11 +194,15 @@ class World:
         self.core.extent_created(geometry.extent, error, self.now_ns)
 
     def open(self, effect: fx.OpenPool, error: str | None = None) -> None:
+        if self.killed:
+            return
         if error is None:
             self.pools[effect.handle] = effect.process
         self.core.pool_opened(effect.handle, error, self.now_ns)
 
     def close(self, effect: fx.ClosePool) -> None:
+        if self.killed:
+            return
         assert not any(job.pool == effect.handle for job in self.jobs.values()), "closed in use"
         del self.pools[effect.handle]
         self.core.pool_closed(effect.handle, self.now_ns)
@@ -161,6 +223,8 @@ class World:
         assert not shadow.removed, "a copy into a removed extent"
         assert job.pool in self.pools, "a copy from a pool that is not open"
         claimed = self.claimed()
+        for stranger in self.strangers:
+            assert job.extent not in stranger.extents, "a copy into what others may touch"
         for slot, part in self.targets(job):
             assert shadow.records[slot] is None, "a copy over a published record"
             assert not shadow.generations[slot], "a late reader's check would miss this copy"
@@ -179,7 +243,8 @@ class World:
             assert shadow.records[slot] is None, "published while it was copied"
             if error is None:
                 shadow.content[slot][part] = engine.pages[source // page]
-        self.core.copy_done(job.job, error, self.now_ns)
+        if not self.killed:
+            self.core.copy_done(job.job, error, self.now_ns)
 
     def write_records(self, effect: fx.WriteRecords) -> None:
         shadow = self.extents[effect.extent]
@@ -199,27 +264,31 @@ class World:
         assert not any(job.extent == extent for job in self.jobs.values()), "removed while copied"
         for engine in self.engines.values():
             assert engine.dead or extent not in engine.mapped, "removed while mapped"
+        for stranger in self.strangers:
+            assert extent not in stranger.extents, "removed while others may touch it"
         shadow.removed = True
 
-    def claimed(self) -> set[tuple[int, int]]:
-        return {
-            (claim.extent, claim.slot)
+    def claims(self) -> list[Claim]:
+        """What living processes may read, of this server's time and of former ones'."""
+        mine = [
+            claim
             for engine in self.engines.values()
             if not engine.dead
             for claims in engine.claims.values()
             for claim in claims
-        }
+        ]
+        return mine + [claim for stranger in self.strangers for claim in stranger.claims]
+
+    def claimed(self) -> set[tuple[int, int]]:
+        return {(claim.extent, claim.slot) for claim in self.claims()}
 
     def check_claims(self) -> None:
         """Whatever a live reader may read still has the bytes and the generation it was told."""
-        for engine in self.engines.values():
-            for claims in engine.claims.values() if not engine.dead else ():
-                for claim in claims:
-                    shadow = self.extents[claim.extent]
-                    assert not shadow.removed
-                    assert shadow.generations[claim.slot] == claim.generation, "a check fails"
-                    for part in shadow.content[claim.slot]:
-                        assert part == (claim.key, claim.shard), "bytes changed under a reader"
+        for claim in self.claims():
+            shadow = self.extents[claim.extent]
+            assert shadow.generations[claim.slot] == claim.generation, "a check fails"
+            for part in shadow.content[claim.slot]:
+                assert part == (claim.key, claim.shard), "bytes changed under a reader"
 
     def engine(self, name: str = "a", rank: int = 0, pages: int = 256) -> Engine:
         return Engine(self, name, rank, pages)
