@@ -20,7 +20,7 @@ from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint, InstanceId
 from protocol.namespace import Namespace
 from server.core import lineage
-from server.core.adoption import Adoption, FoundExtent, Heritage
+from server.core.adoption import HOLDS_NOTHING, Adoption, FoundExtent, Heritage
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.config import CoreConfig
@@ -190,7 +190,7 @@ class Adopter:
         for rank, family in enumerate(families):
             for one, used in zip(family.found, family.used_us.tolist(), strict=True):
                 if used < 0:
-                    result.dropped[one.geometry.extent] = "holds nothing whole"
+                    result.dropped[one.geometry.extent] = HOLDS_NOTHING
                 elif rank >= self._config.max_namespaces:
                     result.dropped[one.geometry.extent] = "too many namespaces"
                 else:
@@ -211,7 +211,7 @@ class Adopter:
             family.weigh(stays[family.graph.rows.file])
             for number in np.flatnonzero(stays & (family.used_us < 0)).tolist():
                 stays[number] = False
-                result.dropped[family.found[number].geometry.extent] = "holds nothing whole"
+                result.dropped[family.found[number].geometry.extent] = HOLDS_NOTHING
         reasons: Counter[str] = Counter(result.records_dropped)
         num_rows = len(family.graph.node)
         reasons["replaced by a newer one"] += family.held.num_older

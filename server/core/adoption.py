@@ -20,6 +20,9 @@ from server.core.effects import PartyId
 
 __all__ = ["Adoption", "FoundExtent", "FoundParty", "Heritage", "PartyId"]
 
+HOLDS_NOTHING = "holds nothing whole"
+"""Why an extent is dropped that is no loss."""
+
 
 @dataclass(frozen=True)
 class FoundExtent:

@@ -19,7 +19,14 @@ from protocol.errors import KvkeepError
 from protocol.extents import HEADER_DTYPE, ExtentGeometry, unpack_header
 from protocol.ids import ArenaId, ExtentId, Fingerprint
 from protocol.namespace import Namespace
-from server.core.adoption import Adoption, FoundExtent, FoundParty, Heritage, PartyId
+from server.core.adoption import (
+    HOLDS_NOTHING,
+    Adoption,
+    FoundExtent,
+    FoundParty,
+    Heritage,
+    PartyId,
+)
 from server.shell import extents, namespacefiles, parties
 from server.shell.awaited import AwaitedParty
 from server.shell.descriptors import Descriptor
@@ -271,6 +278,13 @@ def summary(found: Found, adoption: Adoption) -> str:
             + ", ".join(f"{role} {count}" for role, count in sorted(who.items()))
         )
     return "; ".join(parts)
+
+
+def has_lost(found: Found, adoption: Adoption) -> bool:
+    """Whether something that may have held chunks was not taken over."""
+    return bool(found.dropped) or any(
+        reason != HOLDS_NOTHING for reason in adoption.dropped.values()
+    )
 
 
 def _counted(reasons: Counter[str]) -> str:

@@ -32,7 +32,7 @@ class CopierFaults:
         }
 
     def arm(self, command: str, when: str, action: str) -> None:
-        """Has the next such command meet a fault: a signal's name, or seconds to sleep."""
+        """Has the next such command meet a fault: a signal's name, LINGER, or seconds to sleep."""
         hidden = self.folder / ".armed"
         hidden.write_text(action, encoding="ascii")
         hidden.rename(self.folder / f"{command}.{when}")

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol import side
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Stats, StatsReply
 from protocol.namespace import Namespace
 from tests.wire.client import Engine, make_keys, make_namespace
-from tests.wire.process import ServerProcess
+from tests.wire.process import ServerProcess, wait_until
 
 ARGUMENTS = ("--l1-size", "64M", "--extent-size", "1M", "--log-level", "INFO")
 CHUNKS = 20
@@ -97,3 +98,17 @@ def let_go(engine: Engine) -> None:
     """Unmaps every extent, so that the next server finds nobody who may read them."""
     engine.extents.clear()
     gc.collect()
+
+
+def drain(engine: Engine, former: Engine, left: int) -> None:
+    """Says that this process reads nothing of a former server any more.
+
+    Args:
+        engine: of the present server.
+        former: of this process and that server.
+        left: processes that are awaited from then on.
+    """
+    let_go(former)
+    token, epoch = former.welcome.token, former.hello.epoch
+    engine.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
+    assert wait_until(lambda: stats(engine)["parties_awaited"] == left, 5), stats(engine)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.server import heirs
 from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go, stats, try_save
-from tests.wire.client import make_namespace
+from tests.wire.client import Engine, make_namespace
 from tests.wire.process import ROOT, ServerProcess, is_alive, wait_until
 
 PROMPTS = range(1, 11)
@@ -34,33 +34,35 @@ def end(server: ServerProcess, how: str) -> None:
         assert server.terminate() == 0
 
 
-def first_life(folder: Path, arena: Path, kept: Kept, how: str, *arguments: str) -> bytes:
-    """Saves every prompt; returns the arena's id."""
+def first_life(folder: Path, arena: Path, kept: Kept, how: str, *arguments: str) -> Engine:
+    """Saves every prompt; returns the engine, whose mappings stay while it is kept."""
     with launch(folder, arena, *arguments) as server:
         assert "adopted" not in server.line
         with connect(server, kept.namespace) as engine:
             assert kept.save(engine, PROMPTS) == ALL
             end(server, how)
-            return engine.hello.arena
+            return engine
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "kill -9"])
 def test_the_next_server_serves_the_same_bytes(short_dir: Path, shm_dir: Path, how: str) -> None:
     kept = Kept()
-    arena = first_life(short_dir, shm_dir / "a", kept, how)
-    for how_often in range(2):
+    engines, log = [first_life(short_dir, shm_dir / "a", kept, how)], ""
+    for _ in range(2):
         with launch(short_dir, shm_dir / "a") as server:
             assert f"adopted {ALL} chunks in " in server.line
             with connect(server) as engine:
-                assert engine.hello.arena == arena
+                assert engine.hello.arena == engines[0].hello.arena
                 assert kept.check(engine) == ALL
                 found = stats(engine)
                 assert found["adopted_chunks"] == found["chunks"] == ALL
                 # This very process read the arena before and has not said Drained.
-                assert found["parties_awaited"] == how_often + 1
+                assert found["parties_awaited"] == len(engines)
+                engines.append(engine)
+            log = server.log()
             end(server, how)
-    assert server.log().count("arena_adopted") == 2
-    assert "dropped" not in server.log()
+    assert log.count("arena_adopted") == 2
+    assert "dropped" not in log
 
 
 def test_two_restarts_within_a_second(short_dir: Path, shm_dir: Path) -> None:

@@ -2,7 +2,8 @@
 
 A server started with this folder on ``PYTHONPATH`` and ``KVKEEP_TEST_COPIER`` set to a folder runs
 copiers that look there at each command. A file ``<command>.<when>`` is a fault: it is removed, and
-what it says happens: a signal that the copier sends itself, or a sleep in seconds. ``when`` is
+what it says happens: a signal that the copier sends itself, a sleep in seconds, or ``LINGER``: it
+stops and outlives the server, as one that hangs in the kernel does. ``when`` is
 ``before``, ``mid`` (half of a copy's parts are copied; other commands are done and not answered)
 or ``after``. A file ``copy.pace`` stays: seconds to sleep after each part of a copy. Knows the
 copier's ``Mappings``; runs in the copier process before anything else of it.
@@ -10,6 +11,7 @@ copier's ``Mappings``; runs in the copier process before anything else of it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_PR_SET_PDEATHSIG = 1
 COMMANDS = ("map_pool", "map_extent", "unmap_pool", "unmap_extent", "copy", "populate_step")
 
 
@@ -28,6 +31,9 @@ def _strike(folder: Path, command: str, when: str) -> None:
         path.unlink()
     except FileNotFoundError:
         return
+    if action == "LINGER":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+        action = "SIGSTOP"
     if action.startswith("SIG"):
         os.kill(os.getpid(), signal.Signals[action])
     else:
@@ -57,13 +63,16 @@ def _wrapped(original: Callable[..., Any], folder: Path, command: str) -> Callab
 def _copy_slowly(
     original: Callable[..., Any], folder: Path, own: Any, pool: int, extent: int, parts: Any
 ) -> None:
-    num_parts, pace_s = parts.shape[1], _pace_s(folder)
-    step = 1 if pace_s else max(1, num_parts // 2)
-    for first in range(0, num_parts, step):
-        if first >= num_parts // 2:
+    num_parts, first, struck = parts.shape[1], 0, False
+    while first < num_parts:
+        pace_s = _pace_s(folder)
+        step = 1 if pace_s else max(1, num_parts // 2)
+        if first >= num_parts // 2 and not struck:
+            struck = True
             _strike(folder, "copy", "mid")
         original(own, pool, extent, parts[:, first : first + step])
         time.sleep(pace_s)
+        first += step
 
 
 def install(folder: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from protocol.extents import HEADER_DTYPE, RECORD_DTYPE, ExtentGeometry, checksums
 from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, Token
 from protocol.namespace import fingerprint
-from server.core.adoption import Adoption
+from server.core.adoption import HOLDS_NOTHING, Adoption
 from server.shell import adoption, extents, namespacefiles, parties
 from server.shell.adoption import Found, NotAdoptableError
 from server.shell.parties import Parties, Party, Surroundings
@@ -221,6 +221,7 @@ def test_what_is_no_whole_extent_goes_and_the_others_stay(
     assert found.next_extent == 3  # its number is not given again
     text = adoption.summary(found, Adoption(kept=[ExtentId(1)]))
     assert f"dropped extents: 1 {said}" in text
+    assert adoption.has_lost(found, Adoption())
     found.close()
 
 
@@ -396,3 +397,5 @@ def test_namespaces_without_extents_go(directory: Path) -> None:
         fingerprint(other).hex()
     ]
     assert adoption.summary(Found(), Adoption()) == ""
+    for reason, is_lost in ((HOLDS_NOTHING, False), ("no room in the arena", True)):
+        assert adoption.has_lost(Found(), Adoption(dropped={ExtentId(1): reason})) == is_lost
