@@ -35,7 +35,7 @@ def servers(request: pytest.FixtureRequest, short_dir: Path, shm_dir: Path) -> I
     url = None if request.param == "ipc" else f"tcp://127.0.0.1:{free_port()}"
     made = Servers(short_dir, shm_dir / "a", url)
     yield made
-    os.kill(made.now.pid, signal.SIGCONT)
+    made.now.process.send_signal(signal.SIGCONT)
     made.now.kill()
 
 
