@@ -19,6 +19,7 @@ from server.core.adoption import Adoption, FoundExtent, FoundParty, Heritage, Pa
 from server.core.config import CoreConfig
 from server.core.dispatch import Core
 from server.core.index import ROOT, ChunkIndex
+from tests.server.core.engine import Label
 from tests.server.core.world import ExtentShadow, Stranger, World
 
 Cells = dict[tuple[bytes, int], tuple[int, int]]
@@ -42,7 +43,7 @@ def kill(world: World) -> None:
     world.fuse = 0
     party = max((one.party for one in world.strangers), default=0)
     there = {number for number, shadow in world.extents.items() if not shadow.removed}
-    writes = []
+    writes: list[tuple[int, int, int, Label]] = []
     for job in world.jobs.values():
         engine = world.engines[world.pools[job.pool]]
         geometry = world.extents[job.extent].geometry

@@ -88,7 +88,7 @@ class World:
         self._acts: dict[type, Callable[[Any], None]] = {
             fx.SendReply: self._reply,
             fx.KeepNamespace: self._keep,
-            fx.DropNamespace: lambda effect: self.namespaces.pop(effect.fingerprint),
+            fx.DropNamespace: self._drop,
             fx.CreateExtent: lambda effect: self._later(effect, self.auto_extents, self.create),
             fx.OpenPool: lambda effect: self._later(effect, self.auto_pools, self.open),
             fx.ClosePool: lambda effect: self._later(effect, self.auto_pools, self.close),
@@ -128,10 +128,10 @@ class World:
 
     def perform(self, effect: fx.Effect) -> None:
         if self.fuse is not None:
-            if self.killed:
+            if self.fuse == 0:
                 return
             self.fuse -= not isinstance(effect, fx.SendReply)
-            if self.killed:
+            if self.fuse == 0:
                 self._cut_short(effect)
                 return
         self.log.append(effect)
@@ -158,6 +158,9 @@ class World:
 
     def _keep(self, effect: fx.KeepNamespace) -> None:
         self.namespaces[effect.fingerprint] = effect.namespace
+
+    def _drop(self, effect: fx.DropNamespace) -> None:
+        del self.namespaces[effect.fingerprint]
 
     def _reply(self, effect: fx.SendReply) -> None:
         for engine in list(self.engines.values()):
