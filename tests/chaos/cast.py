@@ -77,6 +77,7 @@ class Place:
         models: folder of model directories.
         rate: requests per second of an engine at most.
         fresh: share of prompts that begin like no other.
+        again: share of prompts that are asked again.
     """
 
     url: str
@@ -85,6 +86,7 @@ class Place:
     models: Path
     rate: float
     fresh: float
+    again: float
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def draw_part(role: Role, seed: int, number: int, place: Place) -> Part:
         width=_WIDTH,
         rate=place.rate,
         fresh=place.fresh,
+        again=place.again,
         wire=place.wire,
         side=place.side,
     )

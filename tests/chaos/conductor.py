@@ -100,16 +100,26 @@ class Conductor:
                 tempfile.TemporaryDirectory(prefix="kvk-chaos-", dir="/dev/shm")
             )
             write_models(folder / "models")
+            wish, tally, stops = self._settings, self.tally, self.stops
             server = self._server = Server(
-                folder, Path(shared) / "a", self.tally, self.stops, self._settings.launcher
+                folder, Path(shared) / "a", tally, stops, wish.script.extent, wish.launcher
             )
-            lookout = self._lookout = Lookout(server, self.stops, self.tally)
-            wish = self._settings
+            lookout = self._lookout = Lookout(server, stops, tally)
+            script = wish.script
             place = Place(
-                *(server.url, server.wire, server.side, folder / "models"),
-                *(wish.rate, wish.script.fresh),
+                server.url,
+                server.wire,
+                server.side,
+                folder / "models",
+                wish.rate,
+                script.fresh,
+                script.again,
             )
-            players = [Player(role, wish.seed, place, self.tally, self.stops) for role in CAST]
+            players = [
+                Player(role, wish.seed, place, tally, stops)
+                for role in CAST
+                if not script.roles or role.name in script.roles
+            ]
             server.start()
             try:
                 self._play(server, lookout, players)

@@ -25,7 +25,6 @@ from tests.chaos.stops import Stops
 from tests.chaos.tally import Tally
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-EXTENT: Final = "1M"
 
 _PR_SET_PDEATHSIG: Final = 1
 _PRCTL: Final = ctypes.CDLL(None).prctl
@@ -84,6 +83,7 @@ class Server(threading.Thread):
         arena_dir: of the arena.
         tally: counts what happens.
         stops: who was stopped when.
+        extent: size of its extents.
         launcher: module and arguments before the server's own; for builds that are broken on
             purpose.
     """
@@ -94,6 +94,7 @@ class Server(threading.Thread):
         arena_dir: Path,
         tally: Tally,
         stops: Stops,
+        extent: str,
         launcher: Sequence[str] = ("server", "launch"),
     ) -> None:
         super().__init__(name="server", daemon=True)
@@ -104,6 +105,7 @@ class Server(threading.Thread):
         self.now: Incarnation | None = None
         self.ready_s: list[float] = []
         self._tally, self._stops = tally, stops
+        self._extent = extent
         self._launcher = tuple(launcher)
         self._orders: queue.SimpleQueue[Succession | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[str] | None = None
@@ -144,7 +146,7 @@ class Server(threading.Thread):
     def _begin(self, arena: str) -> None:
         command = [sys.executable, "-m", *self._launcher, "--endpoint", self.url]
         command += ["--arena-dir", str(self.arena_dir), "--l1-size", arena]
-        command += ["--extent-size", EXTENT, "--log-level", "INFO"]
+        command += ["--extent-size", self._extent, "--log-level", "INFO"]
         begin_s = time.monotonic()
         with self.log_path.open("ab") as log:
             process = self._process = subprocess.Popen(

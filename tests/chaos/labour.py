@@ -36,6 +36,9 @@ FIRST_REQUESTS: Final = 40
 """Of an incarnation: their hits are what a killed engine did not lose."""
 
 _CANCELLED: Final = 0.03
+_MEMORY: Final = 60
+"""Prompts that an engine may ask again; its pool holds a third of them."""
+
 _LIMIT_S: Final = 120.0
 _MAX_TOLD: Final = 10
 
@@ -53,6 +56,7 @@ class Task:
         width: requests in flight.
         rate: requests per second at most.
         fresh: share of prompts that begin like no other.
+        again: share of prompts that are asked again.
         wire: path of the endpoint's socket.
         side: path of the side socket.
     """
@@ -65,6 +69,7 @@ class Task:
     width: int
     rate: float
     fresh: float
+    again: float
     wire: str
     side: str
 
@@ -182,6 +187,7 @@ class Labour:
         self._rng = random.Random(f"requests {task.seed}")
         self._library = Library(fresh=task.fresh)
         self._flying: deque[tuple[RequestHandle, int, bool, int]] = deque()
+        self._asked: deque[tuple[int, ...]] = deque(maxlen=_MEMORY)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="labour", daemon=True)
         self._counts: Counter[str] = Counter()
@@ -226,12 +232,20 @@ class Labour:
             self._over.wait(self._next_s - now_s)
 
     def _submit(self) -> None:
-        prompt = self._library.draw(self._rng)
+        prompt = self._prompt()
         handle = self._engine.submit(prompt, self._rng.choice((1, 1, 2)))
         is_cancelled = self._rng.random() < _CANCELLED
         self._flying.append((handle, time.monotonic_ns(), is_cancelled, len(prompt)))
         if is_cancelled:
             self._engine.cancel(handle)
+
+    def _prompt(self) -> tuple[int, ...]:
+        """A new one, or one of an age at which this engine has given up its own pages."""
+        if len(self._asked) == _MEMORY and self._rng.random() < self._task.again:
+            return self._asked[self._rng.randrange(_MEMORY // 2)]
+        prompt = self._library.draw(self._rng)
+        self._asked.append(prompt)
+        return prompt
 
     def _take(self, flying: tuple[RequestHandle, int, bool, int]) -> None:
         handle, _, is_cancelled, num_tokens = flying

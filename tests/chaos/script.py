@@ -61,22 +61,34 @@ class Script:
         rates: by kind of event.
         arenas: sizes, of which each restart of the server draws one.
         full_arena: size of the first server's arena and of the last one's.
+        extent: size of its extents.
         fresh: share of prompts that begin like no other.
+        again: share of prompts that repeat one that the same engine asked not long ago.
+        roles: who plays, by name; empty for the whole cast.
     """
 
     rates: Mapping[str, Rate]
     arenas: tuple[str, ...]
     full_arena: str
+    extent: str = "1M"
     fresh: float = 0.06
+    again: float = 0.08
+    roles: tuple[str, ...] = ()
 
 
 EVERYTHING: Final = Script(RATES, ("24M", "24M", "12M", "24M", "8M", "32M", "16M"), "24M")
 
 RESTARTS: Final = Script(
-    {"kill_server_past_stopped_engine": Rate(9.0, (4.0, 5.0))}, ("6M",), "6M", fresh=0.5
+    {"kill_server_past_stopped_engine": Rate(9.0, (4.0, 5.0))},
+    arenas=("1M",),
+    full_arena="1M",
+    extent="256K",
+    fresh=0.5,
+    again=0.4,
+    roles=("one", "other"),
 )
 """Only servers that die past a stopped engine with an offer, and hardly any room: the next one
-wants to reuse what that engine is about to read."""
+wants to reuse what that engine is about to read, and nobody else asks for it."""
 
 SCRIPTS: Final = {"everything": EVERYTHING, "restarts": RESTARTS}
 

@@ -12,7 +12,7 @@ from tests.chaos.cast import CAST, Place, draw_part, write_models
 from tests.chaos.labour import Task
 
 pytestmark = pytest.mark.torch
-PLACE = Place("ipc:///s", "/s", "/s.side", Path("models"), 9.0, 0.1)
+PLACE = Place("ipc:///s", "/s", "/s.side", Path("models"), 9.0, 0.1, 0.2)
 
 
 def test_a_part_is_a_function_of_seed_and_number() -> None:

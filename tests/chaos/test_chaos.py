@@ -54,3 +54,15 @@ def test_wrong_bytes_in_the_arena_are_found(tmp_path: Path) -> None:
     assert found["wrong_bytes"] > 0
     assert any(reason.startswith("wrong_bytes") for reason in found["wrong"])
     assert any("bytes differ" in text for text in found["trouble_list"])
+
+
+def test_a_server_without_quarantine_is_found_out(tmp_path: Path) -> None:
+    arguments = ("--minutes", "0.7", "--seed", "4", "--script", "restarts")
+    code, found = chaos(tmp_path, *arguments, "--broken", "quarantine")
+    assert code == 1
+    assert found["failed_offers"] + found["wrong_bytes"] > 0, found
+    assert "it was reused while a lease stood on it" in " ".join(found["trouble_list"])
+    # The same with the guard in place, so that it is the guard that was found missing.
+    _, found = chaos(tmp_path, *arguments)
+    assert (found["failed_offers"], found["wrong_bytes"]) == (0, 0), found
+    assert found["servers_killed_past_stopped_engines"] >= 4

@@ -55,7 +55,7 @@ def test_durations_are_within_their_bounds() -> None:
 def test_other_scripts() -> None:
     events = draw(1, 60, RESTARTS)
     assert {(event.kind, event.arena) for event in events} == {
-        ("kill_server_past_stopped_engine", "6M")
+        ("kill_server_past_stopped_engine", "1M")
     }
     assert len(events) == 9
     assert draw(1, 60, Script({"kill_engine": Rate(0.0)}, ("1M",), "1M")) == []
