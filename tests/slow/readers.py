@@ -158,3 +158,23 @@ def read_chaos(document: Mapping[str, Any]) -> dict[str, Figure]:
         figures |= {f"{kind} {at}": Figure(reason) for at, reason in enumerate(reasons)}
     troubles = document["trouble_list"][:10]
     return figures | {f"trouble {at}": Figure(text) for at, text in enumerate(troubles)}
+
+
+def read_soak(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Of ``tests.soak --json``.
+
+    Args:
+        document: as it wrote it.
+    """
+    figures = {claim: Figure(held, "held", held) for claim, held in document["claims"].items()}
+    minutes = document["minutes"]
+    lookups = sum(one.get("lookups", 0) for one in minutes)
+    return {
+        **figures,
+        "claims": at_least(len(document["claims"]), 6),
+        "clients": at_least(document["clients"], 64),
+        "LOOKUPs": at_least(lookups, 1),
+        "LOOKUP p99 of the worst minute, ms": Figure(max(one["lookup_p99_ms"] for one in minutes)),
+        "RssAnon slope, MiB a minute": Figure(document["rss_slope_mib_per_min"]),
+        "loop burst p99, µs": Figure(document["loop"]["loop_burst_p99_us"]),
+    }

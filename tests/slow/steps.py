@@ -22,6 +22,7 @@ from tests.slow.readers import (
     read_chaos,
     read_kit,
     read_schedules,
+    read_soak,
 )
 
 Figures = dict[str, float | int | str | bool | None]
@@ -120,6 +121,16 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             (python, "-m", "server", "bench", "--json", "--seed", str(seed), *arguments),
             limit_s=600,
             read=lambda _, stdout: read_bench(json.loads(stdout)),
+        )
+    )
+    soak = build / "slow-soak.json"
+    soaking = ("--minutes", "0.5" if quick else "30", "--seed", str(seed), "--json", str(soak))
+    steps.append(
+        Step(
+            "soak",
+            (python, "-m", "tests.soak", *soaking),
+            limit_s=2400,
+            read=lambda _, __: read_soak(json.loads(soak.read_text(encoding="utf-8"))),
         )
     )
     chaos = build / "slow-chaos.json"

@@ -16,6 +16,7 @@ from tests.slow.readers import (
     read_chaos,
     read_kit,
     read_schedules,
+    read_soak,
 )
 
 TALLY = {
@@ -164,3 +165,29 @@ def test_chaos_that_found_something(path: str, value: Any, name: str) -> None:
     assert missed(figures) == {name}
     told = {f"{path} 0": value[0]} if isinstance(value, list) else {}
     assert {key: figures[key].value for key in told} == told
+
+
+SOAK: dict[str, Any] = {
+    "clients": 64,
+    "claims": {f"claim {number}": True for number in range(6)},
+    "minutes": [{"lookups": 5, "lookup_p99_ms": 3.0}, {"lookups": 7, "lookup_p99_ms": 4.0}],
+    "rss_slope_mib_per_min": 0.1,
+    "loop": {"loop_burst_p99_us": 250},
+}
+
+
+def test_a_soak_is_judged_claim_by_claim() -> None:
+    figures = read_soak(SOAK)
+    assert all(figure.met is not False for figure in figures.values())
+    assert figures["LOOKUPs"].value == 12
+    assert figures["LOOKUP p99 of the worst minute, ms"].value == 4.0
+    spoils: tuple[dict[str, Any], ...] = (
+        {"claims": {"claim 0": False}},
+        {"clients": 63},
+        {"minutes": []},
+    )
+    for spoil in spoils:
+        spoiled = {**copy.deepcopy(SOAK), **spoil}
+        if spoil == {"minutes": []}:
+            spoiled["minutes"] = [{"lookup_p99_ms": 0.0}]
+        assert any(figure.met is False for figure in read_soak(spoiled).values()), spoil
