@@ -1,0 +1,113 @@
+"""Calls of ``protocol`` that no message leads to: what only this side says, and never reads.
+
+A client's half of a connection, encoders of what cannot be sent, namespaces asked about shards they
+do not have. They are called here once each so that the count of branches is about messages only.
+Runs in the fuzzer's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from protocol import codec, endpoint, errors, extents, frames, keys, layout
+from protocol import messages as m
+from protocol.errors import ErrorCode, KvkeepError
+from protocol.ids import ExtentId, Fingerprint, InstanceId, Token
+from protocol.session import ClientSession
+from tests.fuzz.finding import Finding, require
+from tests.server.core.spaces import SPACES
+
+INSTANCE = InstanceId(b"i" * 16)
+
+
+def stray_calls() -> None:
+    """All of them.
+
+    Raises:
+        Finding: one is not answered as it must be.
+    """
+    _client_half()
+    _refused_values()
+    _shapes()
+    _places()
+
+
+def _refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except KvkeepError:
+        return
+    raise Finding("let through what cannot be: a stray call")
+
+
+def _client_half() -> None:
+    client = ClientSession(INSTANCE)
+    _refused(lambda: client.request(m.Ping(), 0, 1))
+    seq, _ = client.hello(Token(b"t" * 16))
+    reply = m.HelloReply(
+        epoch=b"e" * 16,
+        arena=b"a" * 16,
+        now_ns=5,
+        major=1,
+        minor=0,
+        max_blocks=1,
+        max_frame_bytes=1,
+        heartbeat_s=1.0,
+    )
+    client.receive(frames.pack_reply(1, seq, reply), 1)
+    seq, _ = client.request(m.Ping(), 1, 1)
+    require(client.num_awaited == 1, "a client's half: one is awaited")
+    _refused(lambda: client.receive(frames.pack_reply(30, seq, m.StatsReply(values={})), 1))
+    require(client.receive(frames.pack_reply(6, seq, m.Done()), 1) is None, "a late reply: kept")
+    seq, _ = client.request(m.Ping(), 1, 1)
+    client.forget(seq)
+
+
+def _refused_values() -> None:
+    _refused(lambda: codec.bytes_from_struct("\ud800"))
+    _refused(lambda: codec.bytes_from_struct(1 << 70))
+    _refused(lambda: layout.pack_pages([1 << 40]))
+    _refused(lambda: keys.pack_tokens([1 << 40]))
+    _refused(lambda: keys.ReuseScope(cache_salt=1.5))  # type: ignore[arg-type]
+    _refused(lambda: keys.ReuseScope(lora_local_id=1))
+    _refused(lambda: keys.BlockHashChain.start(keys.ReuseScope(), 0))
+    require(errors.code_of(12345) is ErrorCode.INTERNAL, "a code of tomorrow: not INTERNAL")
+    error = errors.RequestError(ErrorCode.BUSY, "x" * 9999, huge=1 << 70, text="\ud800")
+    require(frames.unpack_reply(frames.pack_error(1, 1, error)).error is not None, "an error: lost")
+    require("BUSY" in str(error) and error.retryable, "an error: without its name")
+
+
+def _shapes() -> None:
+    for space in SPACES:
+        for shard in (-1, space.num_shards):
+            _refused(lambda space=space, shard=shard: space.group_of(shard))  # type: ignore[misc]
+        for group, rank in ((-1, 0), (len(space.groups), 0), (0, space.num_ranks)):
+            _refused(lambda s=space, g=group, r=rank: s.shard(g, r))  # type: ignore[misc]
+        require(space.num_readers == space.num_ranks, "readers: not one per rank")
+    blob = bytes(range(64))
+    require(keys.chunk_key_blob(blob, 1) == blob, "chunk keys: of one block")
+    require(keys.chunk_key_blob(blob, 2) == blob[16:32] + blob[48:], "chunk keys: of two blocks")
+    scope = keys.ReuseScope(
+        cache_salt=3, lora_digest=b"d", lora_local_id=1, instance=InstanceId(b"i" * 16)
+    )
+    chain = keys.BlockHashChain.start(scope, 2)
+    chain.extend(np.arange(6, dtype="<i4").tolist())
+    other = keys.BlockHashChain.start(scope, 2)
+    other.extend(np.arange(6, dtype="<i4"))  # type: ignore[arg-type]
+    require(chain.key_blob(0, 3) == other.key_blob(0, 3), "keys: of an array differ")
+    require(chain.key(1) == chain.key_blob(1, 2), "keys: one of a blob")
+    geometry = extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 4096, 1 << 18)
+    require(geometry.slot_offset_bytes(1) - geometry.slot_offset_bytes(0) == 4096, "slots: apart")
+    require(geometry.generation_offset_bytes(0) == 4096 + 56, "a generation: elsewhere")
+    extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 1 << 20, 4096)
+
+
+def _places() -> None:
+    for usable in (("/x",), ("/run/kvkeep",), ()):
+        url = endpoint.default_url({"XDG_RUNTIME_DIR": "/x"}, 7, lambda path, u=usable: path in u)  # type: ignore[misc]
+        found = endpoint.parse(url)
+        require(found.base_path("/x") == found.path, "a default: not its own path")
+    require(endpoint.parse("tcp://localhost:7").base_path("/x") == "/x/tcp-7", "a path: of tcp")
+    _refused(lambda: endpoint.parse("ipc://" + "/" * 200))
