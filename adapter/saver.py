@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from adapter.channel import MAX_IN_FLIGHT, Channel, Completion
@@ -29,8 +28,9 @@ from adapter.saveentry import Mark
 from adapter.saveflow import MAX_UNSETTLED, SaveFlow, Settlement, StoreOrder
 from adapter.saveledger import SaveLedger
 from adapter.staging import PIECE_BYTES, Stager
+from adapter.tickets import AGAIN_S, Purpose, Ticket, Tickets
 from protocol import limits
-from protocol.errors import REJOIN, ReplyError, UnreachableError
+from protocol.errors import REJOIN, ErrorCode, ReplyError, UnreachableError
 from protocol.messages import Cancel, Commit, CommitReply, StopReason, Store, StoreReply
 
 STORE_TIMEOUT_S: Final = 20.0
@@ -44,17 +44,6 @@ _LAYERS_S: Final = 0.02
 """Layers may be copied for so long before anything else is looked at."""
 _IDLE_S: Final = 1.0
 _RETRY_S: Final = 0.05
-_MAX_ORPHANS: Final = 256
-
-
-@dataclass(frozen=True)
-class _Ticket:
-    """A request in flight about one STORE."""
-
-    key: int  # 0: CANCEL of a STORE that nobody waits for any more
-    group: int
-    store: int
-    lot: Lot | None = None  # what the STORE reads, until it is answered
 
 
 class Saver:
@@ -107,9 +96,7 @@ class Saver:
         self._is_off = False
         self._joined: Joined | None = None
         self._next_store = 1
-        self._tickets: dict[int, _Ticket] = {}
-        self._orphans: deque[_Ticket] = deque()
-        self._quarantine: list[Lot] = []
+        self._tickets = Tickets()
         self._has_layers = False
         self._thread = threading.Thread(target=self._run, name="kvkeep-saver", daemon=True)
 
@@ -281,8 +268,7 @@ class Saver:
         if joined is not None:
             # A registration can only follow the end of the one before: no STORE of that one is
             # committed any more, whatever it reads.
-            self._give_back(self._quarantine)
-            self._quarantine.clear()
+            self._give_back(self._tickets.registered())
 
     def _idle_wait_s(self) -> float:
         if self._has_layers:
@@ -354,7 +340,7 @@ class Saver:
             pages=order.pages,
         )
         ticket = channel.submit(body, STORE_TIMEOUT_S, joined)
-        self._tickets[ticket] = _Ticket(order.key, order.group, store, order.lot)
+        self._tickets.sent(ticket, Ticket(Purpose.STORE, store, order.key, order.group, order.lot))
         with self._lock:
             self._flow.sent(order.key, order.group, store)
 
@@ -374,41 +360,44 @@ class Saver:
         if it.count:
             body = Commit(session=joined.session, store=it.store, count=it.count)
         ticket = channel.submit(body, SETTLE_TIMEOUT_S, joined)
-        self._tickets[ticket] = _Ticket(it.key, it.group, it.store)
+        self._tickets.sent(ticket, Ticket(Purpose.SETTLE, it.store, it.key, it.group))
 
     def _cancel_orphans(self, channel: Channel, joined: Joined) -> None:
         """Frees reservations of STOREs whose answer never came, and the ring slots they read."""
-        while self._orphans and channel.num_in_flight < MAX_IN_FLIGHT - MAX_UNSETTLED:
-            orphan = self._orphans[0]
+        now_s = time.monotonic()
+        while channel.num_in_flight < MAX_IN_FLIGHT - MAX_UNSETTLED:
+            orphan = self._tickets.next_orphan(now_s)
+            if orphan is None:
+                return
             body = Cancel(session=joined.session, store=orphan.store)
-            self._tickets[channel.submit(body, SETTLE_TIMEOUT_S, joined)] = orphan
-            self._orphans.popleft()
+            self._tickets.withdrawing(channel.submit(body, SETTLE_TIMEOUT_S, joined))
 
     def _complete(self, completion: Completion) -> None:
-        ticket = self._tickets.get(completion.ticket)
+        ticket, error = self._tickets.find(completion.ticket), completion.error
         if ticket is None:
             return
-        error = completion.error
-        if error is not None and (not isinstance(error, ReplyError) or error.code in REJOIN):
-            # No answer: whatever was lent to the server stays with it until it answers a CANCEL.
-            if ticket.key == 0:
-                del self._tickets[completion.ticket]
-                if ticket.lot is not None:
-                    self._orphans.append(ticket)
-                return
+        now_s, is_orphan = time.monotonic(), ticket.purpose is Purpose.WITHDRAW
+        is_answer = error is None or (isinstance(error, ReplyError) and error.code not in REJOIN)
+        if not is_answer and not is_orphan:
             self._journal.report("saves_lost", f"saves in flight are dropped: {error}")
             self._lose(self._joined)
             return
-        del self._tickets[completion.ticket]
+        self._tickets.answered(completion.ticket)
+        if is_orphan and error is not None and (error.retryable or not is_answer):
+            # It is not withdrawn: whatever was lent to the server stays with it.
+            self._tickets.orphan(ticket.store, ticket.lot, now_s + AGAIN_S)
+            return
         self._give_back((ticket.lot,))  # an answer of any kind: its copies have ended
-        if ticket.key == 0:
+        if is_orphan:
             return
         if error is not None:
             self._journal.report("saves_refused", f"a save was refused: {error}")
             with self._lock:
-                self._flow.failed(ticket.key, ticket.group, time.monotonic())
+                self._flow.failed(ticket.key, ticket.group, now_s)
+            if ticket.purpose is Purpose.SETTLE and error.code != ErrorCode.UNKNOWN_STORE:
+                self._tickets.orphan(ticket.store, None, now_s + AGAIN_S)
             return
-        now_s, body, key, group = time.monotonic(), completion.body, ticket.key, ticket.group
+        body, key, group = completion.body, ticket.key, ticket.group
         with self._lock:
             if isinstance(body, StoreReply):
                 self._flow.copied(key, group, body.held, body.copied, body.stop, now_s)
@@ -424,22 +413,10 @@ class Saver:
             joined: the registration that stands now; while it is still the same one, its STOREs
                 are withdrawn, for the server may have seen them.
         """
-        tickets = list(self._tickets.values())
-        lots: dict[int, Lot | None] = {}
-        self._tickets.clear()
         with self._lock:
-            lost = set(self._flow.server_lost(time.monotonic()))
-        for ticket in (*self._orphans, *tickets):
-            lots[ticket.store] = lots.get(ticket.store) or ticket.lot
-        stores = lost | set(lots)
-        self._orphans.clear()
-        if joined is not None and _registration(joined) == _registration(self._joined):
-            orphans = [_Ticket(0, 0, store, lots.get(store)) for store in sorted(stores)]
-            self._orphans.extend(orphans[-_MAX_ORPHANS:])
-            forgotten = [orphan.lot for orphan in orphans[:-_MAX_ORPHANS]]
-        else:
-            forgotten = list(lots.values())
-        self._quarantine += [lot for lot in forgotten if lot is not None]
+            lost = self._flow.server_lost(time.monotonic())
+        is_same = joined is not None and _registration(joined) == _registration(self._joined)
+        self._tickets.lose(lost, is_same)
 
     def _pause(self, wait_s: float) -> None:
         self._wake.wait(wait_s)

@@ -204,3 +204,52 @@ def test_an_idle_engine_gets_slots_back_that_were_staged_by_layer_for_nothing(
     until(lambda: staged.ring.num_lent == 0, 5)
     assert not server.bodies(Op.STORE)
     staged.saver.stop(5)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.BUSY, ErrorCode.DEADLINE_EXCEEDED])
+def test_a_withdrawal_that_is_put_off_is_repeated(
+    server: Responder, link: Link, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
+    monkeypatch.setattr("adapter.saver.STORE_TIMEOUT_S", 0.3)
+    server.mute.add(Op.STORE)
+    server.handlers[Op.CANCEL] = refuse(code)
+    staged = Staged(link)
+    bind(staged.saver, names(), alive={7: 2})
+    (store,) = until(lambda: server.bodies(Op.STORE))
+    until(lambda: len(server.bodies(Op.CANCEL)) > 2)
+    assert {cancel.store for cancel in server.bodies(Op.CANCEL)} == {store.store}
+    assert staged.ring.num_lent == 1  # it may still be read
+    del server.handlers[Op.CANCEL]
+    until(lambda: staged.ring.num_lent == 0)
+    count = len(server.bodies(Op.CANCEL))
+    time.sleep(0.3)
+    assert len(server.bodies(Op.CANCEL)) == count
+    staged.saver.stop(5)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_withdrawn"),
+    [
+        (ErrorCode.BUSY, True),
+        (ErrorCode.DEADLINE_EXCEEDED, True),
+        (ErrorCode.INTERNAL, True),
+        (ErrorCode.UNKNOWN_STORE, False),
+    ],
+)
+def test_a_save_whose_commit_was_refused_leaves_no_reservation(
+    server: Responder, link: Link, code: ErrorCode, is_withdrawn: bool
+) -> None:
+    server.handlers[Op.COMMIT] = refuse(code)
+    saver = Saver(link, GEO, 100, Journal(logging.getLogger("test")))
+    saver.start()
+    bind(saver, names(), alive={7: 2})
+    (store,) = until(lambda: server.bodies(Op.STORE))
+    bind(saver, alive={7: 2})
+    until(lambda: server.bodies(Op.COMMIT))
+    if is_withdrawn:
+        until(lambda: server.bodies(Op.CANCEL))
+    else:
+        time.sleep(0.3)
+    cancels = [cancel.store for cancel in server.bodies(Op.CANCEL)]
+    assert cancels == [store.store] * is_withdrawn
+    saver.stop(5)
