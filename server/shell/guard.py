@@ -25,7 +25,7 @@ SLACK_BYTES = 128 << 20
 """Private memory beyond what is accounted for, at which connections are cut. One LOOKUP of the most
 blocks is 320 KiB, so this is room for four hundred at once."""
 
-MAX_STRANGERS = 256
+MAX_STRANGERS = 64
 """Connections of processes that have no side connection, and so no token: they are about to ask for
 one at best. Over tcp, where the process is not known, those that never said anything."""
 
@@ -34,6 +34,9 @@ MAX_PER_PROCESS = 64
 
 MAX_CONNECTIONS = 4096
 """All together, or a quarter of the descriptors this process may open."""
+
+PATIENT_LOOKS = 10
+"""Looks in which cutting likely connections was of no use, before all others are cut, too."""
 
 _SETTLE_S = 0.002
 _SETTLE_LIMIT_S = 1.0
@@ -73,6 +76,7 @@ class Guard:
         self._heap = Heap()
         self._base_bytes = self._heap.resident_bytes()
         self._suspects: set[int] = set()
+        self._num_vain = 0
         self._seen = connections.count_descriptors()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvkeep-guard", daemon=True)
@@ -125,13 +129,45 @@ class Guard:
     # --- memory ---------------------------------------------------------------------------------
 
     def _relieve(self) -> None:
-        """Cuts one connection after the other, likely ones first, until memory is within bounds."""
+        """Cuts likely connections; all others one by one if that was of no use for a while."""
         self._heap.trim()
         over_bytes = self._heap.resident_bytes() - self.limit_bytes()
         if over_bytes <= 0:
+            self._num_vain = 0
             return  # it was free already
+        likely, others = self._by_suspicion()
+        freed_bytes = self._cut_until(likely, over_bytes)
+        is_last_resort = not likely or self._num_vain >= PATIENT_LOOKS
+        if freed_bytes < over_bytes and is_last_resort:
+            freed_bytes += self._cut_until(others, over_bytes - freed_bytes)
+        self._heap.trim()
+        helped = freed_bytes >= min(over_bytes, self._slack_bytes // 8)
+        self._num_vain = 0 if helped else self._num_vain + 1
+        if not helped and not likely:
+            # Not theirs, then. Cutting all connections again and again would help nobody.
+            self._base_bytes += over_bytes + self._slack_bytes // 2
+            text = f"{over_bytes // _MIB} MiB more than expected are in use, by no connection"
+            self._complaints.note("memory_unexplained", text)
+        # Whole messages that are queued are not freed by a cut, but as the loop takes them.
+        self._over.wait(INTERVAL_S)
+
+    def _by_suspicion(self) -> tuple[list[Connection], list[Connection]]:
+        """Who did it before, has no side connection, or has more to say than is read; the rest."""
+        known = self._known()
+        if len(self._suspects) > MAX_CONNECTIONS:
+            self._suspects.clear()
+        likely: list[Connection] = []
+        others: list[Connection] = []
+        for one in connections.find(self._endpoint):
+            is_likely = one.pid in self._suspects or one.pid not in known or one.waiting_bytes > 0
+            (likely if is_likely else others).append(one)
+        likely.sort(key=lambda one: (one.pid not in self._suspects, -one.waiting_bytes))
+        return likely, others
+
+    def _cut_until(self, candidates: list[Connection], over_bytes: int) -> int:
+        """Cuts connections in order until enough is freed; returns how much was."""
         num_cut = freed_bytes = 0
-        for connection in self._in_order_of_suspicion():
+        for connection in candidates:
             mine_bytes = self._cut(connection)
             num_cut += 1
             freed_bytes += mine_bytes
@@ -141,28 +177,10 @@ class Guard:
                 self._complaints.note("hoarder_cut", text)
             if freed_bytes >= over_bytes:
                 break
-        self._heap.trim()
-        text = f"memory was {over_bytes // _MIB} MiB over its bound: {num_cut} connections cut"
-        self._complaints.note("memory_bound", text)
-        if freed_bytes < min(over_bytes, self._slack_bytes // 8):
-            # Not theirs, then. Cutting all connections again and again would help nobody.
-            self._base_bytes += over_bytes + self._slack_bytes // 2
-            text = f"{over_bytes // _MIB} MiB more than expected are in use, by no connection"
-            self._complaints.note("memory_unexplained", text)
-
-    def _in_order_of_suspicion(self) -> list[Connection]:
-        known = self._known()
-        if len(self._suspects) > connections.count_descriptors():
-            self._suspects.clear()
-
-        def rank(connection: Connection) -> tuple[bool, bool, int]:
-            return (
-                connection.pid not in self._suspects,
-                connection.pid in known,
-                -connection.waiting_bytes,
-            )
-
-        return sorted(connections.find(self._endpoint), key=rank)
+        if num_cut:
+            text = f"memory was {over_bytes // _MIB} MiB over its bound: {num_cut} connections cut"
+            self._complaints.note("memory_bound", text)
+        return freed_bytes
 
     def _cut(self, connection: Connection) -> int:
         """Cuts a connection; returns the bytes that ZMQ freed with it."""

@@ -30,8 +30,8 @@ from server.shell.reports import INTERNAL_ENDPOINT, DrainAsked, ReportQueue
 SEND_QUEUE_FRAMES = 256
 """Replies queued for one peer before it counts as gone; at most 64 can be owed to it."""
 
-RECEIVE_QUEUE_FRAMES = limits.MAX_OUTSTANDING_REQUESTS
-"""Frames read ahead for one connection: as many as it may await, 64 MiB at worst."""
+RECEIVE_QUEUE_FRAMES = 8
+"""Frames read ahead for one connection, 8 MiB at worst; more wait in its socket."""
 
 _IDLE_MS = 1000
 _HANDSHAKE_MS = 10_000
@@ -80,6 +80,7 @@ class Loop:
     Attributes:
         actions: set before ``run``.
         threads: by name, whether each still runs; asked once a second.
+        each_second: called about as often, between two turns.
         draining_until_ns: when to give up waiting for what is still owed, or None.
         bursts: CPU between two looks at the socket.
     """
@@ -105,6 +106,7 @@ class Loop:
         self._next_life_check_ns = 0
         self._surplus: tuple[bytes, int] | None = None
         self.threads = {}
+        self.each_second: Callable[[], None] = lambda: None
         self.bursts = Bursts()
         self.draining_until_ns: int | None = None
 
@@ -157,6 +159,7 @@ class Loop:
         for name, is_alive in self.threads.items():
             if not is_alive():
                 raise ThreadDiedError(f"the thread {name} ended on its own")
+        self.each_second()
 
     def _is_over(self) -> bool:
         if self.draining_until_ns is None:

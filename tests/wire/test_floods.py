@@ -127,14 +127,14 @@ def test_a_message_without_end(
     assert wait_until(lambda: anon_bytes(server.pid) - before_bytes < guard.SLACK_BYTES + 8 * MIB)
 
 
-def test_messages_of_a_million_frames_that_do_end(
+def test_messages_of_many_frames_that_do_end(
     server: ServerProcess, bystander: Bystander
 ) -> None:
     before_bytes = anon_bytes(server.pid)
     piece = rawzmtp.frame(b"x", more=True) * 20_000
     with rawzmtp.greeted(server.url) as one:
         for _ in range(3):
-            for _ in range(50):
+            for _ in range(15):
                 one.sendall(piece)
             one.sendall(rawzmtp.frame(b"end"))
             assert one.recv(4096)  # the refusal
