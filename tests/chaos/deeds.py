@@ -202,13 +202,12 @@ class Deeds:
         now = self._server.now
         if now is None:
             return
-        begin_ns = time.monotonic_ns()
-        away = [path for path in (self._server.wire, self._server.side) if _hide(path)]
-        if not now.gone_ns:
-            self._over.wait(event.seconds)
-        for path in away:
-            _show(path)
-        self._lookout.hidden(begin_ns, time.monotonic_ns())
+        with self._lookout.hidden():
+            away = [path for path in (self._server.wire, self._server.side) if _hide(path)]
+            if not now.gone_ns:
+                self._over.wait(event.seconds)
+            for path in away:
+                _show(path)
         self._tally.event("sockets_hidden", len(away))
 
 

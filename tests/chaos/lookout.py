@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,7 @@ class Lookout(threading.Thread):
         super().__init__(name="lookout", daemon=True)
         self._server, self._stops, self._tally = server, stops, tally
         self._over = threading.Event()
-        self._hidden: list[tuple[int, int]] = []
+        self._hidden: list[list[int]] = []
         self.answer_ms: list[float] = []
         self.last: dict[str, int] = {}
         self.most: dict[str, int] = {}
@@ -56,9 +57,15 @@ class Lookout(threading.Thread):
         """Ends; ``join`` waits for it."""
         self._over.set()
 
-    def hidden(self, begin_ns: int, end_ns: int) -> None:
-        """The sockets could not be reached for a while."""
-        self._hidden.append((begin_ns, end_ns))
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """The sockets cannot be reached meanwhile."""
+        span = [time.monotonic_ns(), 0]
+        self._hidden.append(span)
+        try:
+            yield
+        finally:
+            span[1] = time.monotonic_ns()
 
     def ask(self, limit_s: float) -> dict[str, int]:
         """The server's counters.
@@ -92,13 +99,13 @@ class Lookout(threading.Thread):
         elif why and not self._stops.within(now.grip.pid, begin_ns - HANG_NS, end_ns):
             self._tally.trouble(f"STATS failed on a running server: {why}")
         if found:
-            self.answer_ms.append((end_ns - begin_ns) / 1e6)
+            self.answer_ms.append(own_ns / 1e6)
             self.last = found
             for name, value in found.items():
                 self.most[name] = max(value, self.most.get(name, 0))
 
     def _was_hidden(self, begin_ns: int, end_ns: int) -> bool:
-        return any(begin < end_ns and begin_ns < end for begin, end in self._hidden)
+        return any(begin < end_ns and not 0 < end < begin_ns for begin, end in self._hidden)
 
     def memory(self) -> tuple[float | None, float]:
         """How the server's private memory grows.
