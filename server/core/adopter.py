@@ -11,14 +11,11 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint, InstanceId
-from protocol.namespace import Namespace
 from server.core import lineage
 from server.core.adoption import HOLDS_NOTHING, Adoption, FoundExtent, Heritage
 from server.core.arena import Arena
@@ -26,70 +23,17 @@ from server.core.clock import Clock
 from server.core.config import CoreConfig
 from server.core.effects import DropNamespace, VoidRecords
 from server.core.extents import Extent, Phase
+from server.core.families import MAX_EXTENT, Family, misfit, read
 from server.core.growth import Growth
 from server.core.index import ABSENT
 from server.core.indexload import Loaded, Nodes, load
 from server.core.lineage import Ints
-from server.core.namespaces import Owner, shard_groups
+from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.publishing import Publisher
 from server.core.quarantine import Quarantine
 from server.core.roster import Roster
 from server.core.slots import HELD
-
-MAX_EXTENT = 1 << 31
-"""Ids beyond are none that a server gave; one must not make the next ids overflow."""
-
-
-@dataclass
-class Family:
-    """One namespace's extents and what they hold.
-
-    Attributes:
-        fingerprint: of the namespace.
-        namespace: the namespace.
-        found: its extents; the rows of the graph name them by their place here.
-        graph: chunks that their records name.
-        held: which of them may be held.
-        used_us: float64[extents], mean time of last use of what each holds; -1 where that is
-            nothing.
-    """
-
-    fingerprint: Fingerprint
-    namespace: Namespace
-    found: list[FoundExtent]
-    graph: lineage.Graph
-    held: lineage.Survivors = field(init=False)
-    used_us: NDArray[np.float64] = field(init=False)
-
-    def weigh(self, usable: NDArray[np.bool_]) -> None:
-        """Finds out what may be held and how useful each extent is.
-
-        Args:
-            usable: bool[n], rows of the graph that count.
-        """
-        groups = self.namespace.groups
-        full = tuple(groups[one].window_tokens == 0 for one in shard_groups(self.namespace))
-        graph = self.graph
-        self.held = lineage.survivors(graph, usable, full)
-        latest_us = lineage.last_used(graph.parent, self.held.depth, self.stamps_us())
-        rows, num = self.rows(), len(self.found)
-        files = graph.rows.file[rows]
-        counts = np.bincount(files, minlength=num)
-        sums = np.bincount(files, weights=latest_us[graph.node[rows]], minlength=num)
-        self.used_us = np.where(counts > 0, sums / np.maximum(counts, 1), -1.0)
-
-    def rows(self) -> Ints:
-        """int64[held], rows that are held."""
-        cells = self.held.cells
-        rows: Ints = cells[cells >= 0].astype(np.int64)
-        return rows
-
-    def stamps_us(self) -> Ints:
-        """int64[nodes], when each was stored last, in microseconds; 0 where nothing is held."""
-        newest = self.held.cells.max(axis=1, initial=-1)
-        stamps_us = (self.graph.rows.stamp[newest] // np.uint64(1000)).astype(np.int64)
-        return np.where(newest >= 0, stamps_us, 0)
 
 
 class Adopter:
@@ -151,13 +95,13 @@ class Adopter:
     def _families(self, heritage: Heritage, result: Adoption) -> list[Family]:
         by_name: dict[Fingerprint, list[FoundExtent]] = {}
         for one in heritage.extents:
-            why = _misfit(one.geometry, heritage.namespaces)
+            why = misfit(one.geometry, heritage.namespaces)
             if why:
                 result.dropped[one.geometry.extent] = why
             else:
                 by_name.setdefault(one.geometry.fingerprint, []).append(one)
         dropped: Counter[str] = Counter()
-        rows = {name: _read(found, dropped) for name, found in by_name.items()}
+        rows = {name: read(found, dropped) for name, found in by_name.items()}
         result.records_dropped.update(+dropped)
         self._adjust(list(rows.values()))
         families = []
@@ -312,30 +256,6 @@ class Adopter:
         usable = [number for number in ids if number < MAX_EXTENT]
         self._growth.adopt([], max([heritage.next_extent, *(one + 1 for one in usable)]))
         self._outbox.counters["adopted_chunks"] += result.num_chunks
-
-
-def _misfit(geometry: ExtentGeometry, namespaces: dict[Fingerprint, Namespace]) -> str:
-    """Why an extent cannot be taken over, or nothing."""
-    namespace = namespaces.get(geometry.fingerprint)
-    if namespace is None:
-        return "of an unknown namespace"
-    if geometry.shard >= namespace.num_shards or geometry.extent >= MAX_EXTENT:
-        return "contradicts its namespace"
-    stated = (geometry.chunk_blocks, geometry.payload_bytes)
-    if stated != (namespace.chunk_blocks, namespace.slot_payload_bytes(geometry.shard)):
-        return "contradicts its namespace"
-    return ""
-
-
-def _read(found: list[FoundExtent], dropped: Counter[str]) -> lineage.Rows:
-    """Sound rows of one namespace's extents, which are put in order; others are counted."""
-    found.sort(key=lambda one: one.geometry.extent)
-    parts = []
-    for number, one in enumerate(found):
-        rows, others = lineage.sound_rows(one.records, one.geometry, number)
-        parts.append(rows)
-        dropped.update(others)
-    return lineage.joined(parts)
 
 
 @contextmanager

@@ -210,8 +210,12 @@ class Growth:
         # would only store what cannot become complete.
         if not owner.index.full[shard]:
             return False
+        # Nor does one count by what is sealed: of that others may have less, and nothing is put
+        # there whatever they have.
         full = zip(owner.extents, owner.index.full, strict=True)
-        return len(owner.extents[shard]) > min(len(extents) for extents, is_full in full if is_full)
+        return _num_open(owner.extents[shard]) > min(
+            _num_open(extents) for extents, is_full in full if is_full
+        )
 
     def _create(self, demand: Demand) -> bool:
         if self._clock.now_ns < self._create_after_ns:
@@ -314,3 +318,7 @@ class Growth:
         if was_created:
             self._outbox.add(RemoveExtent(extent.extent))
         self.removed(extent.owner)
+
+
+def _num_open(extents: list[Extent]) -> int:
+    return sum(not extent.sealed for extent in extents)

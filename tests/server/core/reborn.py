@@ -6,6 +6,7 @@ compare it with what the core built out of arrays.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.extents import RECORD_DTYPE
-from protocol.ids import ExtentId, Fingerprint
+from protocol.ids import Fingerprint
 from protocol.namespace import fingerprint
 from server.core.adoption import Adoption, FoundExtent, FoundParty, Heritage, PartyId
 from server.core.config import CoreConfig
@@ -97,7 +98,7 @@ def reborn(old: World, config: CoreConfig) -> tuple[World, Adoption]:
     return world, adoption
 
 
-def holdings(world: World, kept: list[ExtentId]) -> dict[Fingerprint, Cells]:
+def holdings(world: World, kept: Iterable[int]) -> dict[Fingerprint, Cells]:
     """What may be held of the records in some extents, said as plainly as possible."""
     spaces: dict[Fingerprint, Cells] = {}
     newest: dict[tuple[Fingerprint, bytes, int], int] = {}
