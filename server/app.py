@@ -21,10 +21,11 @@ import zmq
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import Epoch
 from server import config as settings
+from server import fitting
 from server.config import ServerConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
-from server.shell import access, adoption, clock, memory, parties
+from server.shell import access, adoption, clock, parties
 from server.shell import arena as arenas
 from server.shell.actions import Actions
 from server.shell.awaited import Awaited
@@ -70,6 +71,7 @@ class Server:
         self._own_party = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket_file = SocketFile(config.endpoint.path)
+        self._watched: list[SocketFile] = []
         self._lock = _lock_endpoint(config, self._access, self._socket_file)
         try:
             self._arena = arenas.Arena(
@@ -80,14 +82,16 @@ class Server:
             raise
         try:
             here = parties.Surroundings.here()
-            self._parties = parties.Parties(self._arena.directory, self._epoch, here)
+            self._parties = parties.Parties(
+                self._arena.directory, self._epoch, here, self._arena.foothold.stand
+            )
             self._found = adoption.look(self._arena.directory, self._arena.id, here)
             self._own_party = self._parties.own("server", os.getpid())
-            self.arena_bytes = fit_arena(
+            self.arena_bytes = fitting.fit_arena(
                 config, self._arena.free_bytes(), self._found.held_bytes, self._arena.is_in_memory
             )
             self.extent_bytes = settings.derive_extent_bytes(self.arena_bytes, config.extent_bytes)
-            check_file_limit(self.extent_bytes)
+            fitting.check_file_limit(self.extent_bytes)
             self._build()
         except BaseException as error:
             self._context.destroy(linger=0)
@@ -135,7 +139,12 @@ class Server:
             parties=self._parties,
             awaited=Awaited(self._found.awaited),
         )
-        self._allocator = Allocator(self._arena.directory, self._arena.id, self._reporters["arena"])
+        self._allocator = Allocator(
+            self._arena.directory,
+            self._arena.id,
+            self._reporters["arena"],
+            self._arena.foothold.stand,
+        )
         self._supervisor = Supervisor(
             HOST_COPIER, self._reporters["copier-0"], parties=self._parties
         )
@@ -147,6 +156,7 @@ class Server:
         )
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
+        self._loop.each_second = self._look_at_sockets
 
     def _adopt(self, core: Core) -> None:
         """Takes over what a predecessor held; what the core does not want is removed."""
@@ -203,10 +213,14 @@ class Server:
 
     def _open_endpoint(self) -> None:
         """Gives the bound ipc socket its group and mode, and remembers its file."""
-        if self._config.endpoint.is_tcp:
-            return
+        side_file = SocketFile(self._side_path)
         try:
+            side_file.bound()
+            self._watched.append(side_file)
+            if self._config.endpoint.is_tcp:
+                return
             self._socket_file.bound()
+            self._watched.append(self._socket_file)
             self._access.share(self._socket_file.path)
         except OSError as error:
             raise ConfigError(
@@ -214,6 +228,16 @@ class Server:
                 f"endpoint {self._config.endpoint.url} cannot be given to who may connect: "
                 f"{error.strerror}",
             ) from error
+
+    def _look_at_sockets(self) -> None:
+        """Says so, once, when somebody removed a socket's file (B18): nobody new can come then."""
+        for file in [file for file in self._watched if not file.is_there()]:
+            self._watched.remove(file)
+            self._complaints.note(
+                "socket_removed",
+                f"somebody removed {file.path}: engines that are connected go on, others cannot "
+                "come any more. Restart the server: what is cached stays",
+            )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread between two steps of it; the loop's recv takes the wake-up.
@@ -232,7 +256,7 @@ class Server:
         self._journal.write(STDOUT, line)
         summary = adoption.summary(self._found, self._adoption)
         if summary:
-            has_lost = bool(self._found.dropped or self._adoption.dropped)
+            has_lost = adoption.has_lost(self._found, self._adoption)
             _log.log(logging.WARNING if has_lost else logging.INFO, "arena_adopted: %s", summary)
 
     def _close(self) -> None:
@@ -293,68 +317,6 @@ def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: Socket
             f"endpoint {config.endpoint.url}: what lies there cannot be removed: {error.strerror}",
         ) from error
     return lock
-
-
-def fit_arena(
-    config: ServerConfig, folder_free_bytes: int, held_bytes: int = 0, is_in_memory: bool = True
-) -> int:
-    """Size of the arena, as set or by what is free (B37).
-
-    Args:
-        config: settings.
-        folder_free_bytes: what the arena's file system leaves.
-        held_bytes: what a predecessor's extents take there already: part of the arena, not of
-            what is in its way.
-        is_in_memory: whether the file system is memory.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        ConfigError: INVALID_CONFIG naming what is too small.
-    """
-    group = memory.cgroup_room(config.cgroup_root)
-    rooms = [memory.machine_room(), *([group] if group is not None else [])]
-    folder_free_bytes += held_bytes
-    if is_in_memory:
-        rooms = [memory.Room(room.name, room.free_bytes + held_bytes) for room in rooms]
-    own = memory.process_room()
-    rooms += [own] if own is not None else []
-    wanted_bytes = config.arena_bytes
-    if wanted_bytes == 0:
-        free_bytes = min(room.free_bytes for room in rooms)
-        wanted_bytes = settings.derive_arena_bytes(free_bytes, folder_free_bytes)
-    rooms.append(memory.Room("the arena folder's file system", folder_free_bytes))
-    tightest = min(rooms, key=lambda room: room.free_bytes)
-    if wanted_bytes > tightest.free_bytes or wanted_bytes < settings.MIN_ARENA_BYTES:
-        wanted = settings.format_size(max(wanted_bytes, settings.MIN_ARENA_BYTES))
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG,
-            f"l1-size={wanted} does not fit: {tightest.name} leaves "
-            f"{settings.format_size(tightest.free_bytes)}",
-            key="l1-size",
-            free_bytes=tightest.free_bytes,
-        )
-    return wanted_bytes
-
-
-def check_file_limit(extent_bytes: int) -> None:
-    """Checks that one extent may be as long as it is to be (B37).
-
-    Args:
-        extent_bytes: length of extent files.
-
-    Raises:
-        ConfigError: INVALID_CONFIG naming the limit.
-    """
-    room = memory.file_room()
-    if room is not None and extent_bytes > room.free_bytes:
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG,
-            f"extent-size={settings.format_size(extent_bytes)} does not fit: {room.name} leaves "
-            f"{settings.format_size(room.free_bytes)}",
-            key="extent-size",
-        )
 
 
 def process_age_s() -> float:

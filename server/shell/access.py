@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import ConfigError, ErrorCode
-from server.shell.arena import make_private_directory
+from server.shell.folders import make_private_directory
 
 _OVERFLOW_GID = "/proc/sys/kernel/overflowgid"
 _MAX_GID = (1 << 32) - 2

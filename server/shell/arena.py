@@ -16,6 +16,8 @@ from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import ID_BYTES, ArenaId
 from server.shell import namespacefiles, parties
 from server.shell.extents import EXTENT_SUFFIX
+from server.shell.folders import make_private_directory
+from server.shell.foothold import Foothold
 from server.shell.lock import FileLock, owner_line
 from server.shell.memory import is_memory
 from server.shell.namespacefiles import read_whole, write_whole
@@ -23,6 +25,7 @@ from server.shell.namespacefiles import read_whole, write_whole
 _LOCK = "lock"
 _IDENTITY = "arena"
 _SHM = "/dev/shm"
+_FOLDERS = (namespacefiles.FOLDER, parties.FOLDER)
 _EXTENT_NAME = re.compile(r"[0-9]{8,10}" + re.escape(EXTENT_SUFFIX))
 _IDENTITY_TEXT = re.compile(r"[0-9a-f]{32}\n?")
 
@@ -46,6 +49,7 @@ class Arena:
     Attributes:
         directory: absolute path.
         id: of this arena, kept over restarts.
+        foothold: makes the directory again should somebody remove it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -64,12 +68,13 @@ class Arena:
             lock_path = f"{directory}/{_LOCK}"
             self._lock = FileLock(lock_path, owner_line(), f"the arena {directory}")
             try:
-                for name in (namespacefiles.FOLDER, parties.FOLDER):
+                for name in _FOLDERS:
                     _make_folder(f"{directory}/{name}")
                 self.id = self._identity()
             except BaseException:
                 self._lock.release()
                 raise
+            self.foothold = Foothold(directory, self._lock, f"{directory}/{_IDENTITY}", _FOLDERS)
         except OSError as error:
             raise ConfigError(
                 ErrorCode.INVALID_CONFIG,
@@ -103,16 +108,23 @@ class Arena:
         """Lets go of the directory.
 
         Args:
-            keep: leave what a next server can take over. Without extents there is nothing of
-                that kind, and everything goes.
+            keep: leave what a next server can take over. Without extents, or an identity by
+                which it would know them, there is nothing of that kind, and everything goes. A
+                directory that another server made its own meanwhile stays as it is.
         """
-        extents = [name for name in os.listdir(self.directory) if _EXTENT_NAME.fullmatch(name)]
-        if keep and extents:
+        try:
+            self._lock.regain()
+        except ConfigError:
+            self._lock.release()
+            return
+        names = os.listdir(self.directory)
+        extents = [name for name in names if _EXTENT_NAME.fullmatch(name)]
+        if keep and extents and _IDENTITY in names:
             self._lock.release()
             return
         for name in (*extents, _IDENTITY):
             _unlink(f"{self.directory}/{name}")
-        for name in (namespacefiles.FOLDER, parties.FOLDER):
+        for name in _FOLDERS:
             _remove_folder(f"{self.directory}/{name}")
         self._lock.release()
         if self._made:
@@ -133,11 +145,11 @@ def _make_folder(path: str) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    for name in os.listdir(path):
-        _unlink(f"{path}/{name}")
     try:
+        for name in os.listdir(path):
+            _unlink(f"{path}/{name}")
         os.rmdir(path)
-    except OSError:  # a folder in it is not ours
+    except OSError:  # it is gone, or a folder in it is not ours
         pass
 
 
@@ -146,33 +158,3 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         pass
-
-
-def make_private_directory(path: str) -> bool:
-    """Makes a directory for this user alone, or checks that it is one.
-
-    Args:
-        path: absolute; the parent exists.
-
-    Returns:
-        Whether it is as this function makes it: ours, and nobody else may enter.
-
-    Raises:
-        ConfigError: INVALID_CONFIG when it belongs to somebody else or others may write in it.
-        OSError: it cannot be made.
-    """
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    found = os.stat(path, follow_symlinks=False)
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(ErrorCode.INVALID_CONFIG, f"{path} is no directory", path=path)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG,
-            f"{path} must belong to user {os.geteuid()} and be writable by nobody else; it belongs "
-            f"to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}",
-            path=path,
-        )
-    return found.st_mode & 0o077 == 0

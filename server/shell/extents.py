@@ -13,6 +13,7 @@ import mmap
 import os
 import select
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,9 +179,17 @@ class Allocator:
         directory: the arena's.
         arena: its id.
         reporter: used by the thread alone.
+        stand: makes the directory again if somebody removed it; OSError when it cannot.
     """
 
-    def __init__(self, directory: str, arena: ArenaId, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        directory: str,
+        arena: ArenaId,
+        reporter: Reporter,
+        stand: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stand = stand
         self._directory = directory
         self._arena = arena
         self._reporter = reporter
@@ -251,6 +260,7 @@ class Allocator:
 
     def _create(self, geometry: ExtentGeometry) -> None:
         try:
+            self._stand()
             file, error = create(self._directory, geometry, self._arena), None
         except Exception as caught:  # noqa: BLE001 - whatever it is, somebody waits to be told
             file = None
@@ -263,6 +273,7 @@ class Allocator:
             if isinstance(item, Descriptor):
                 item.give_back()
             elif isinstance(item, _Keep):
+                self._stand()
                 namespacefiles.keep(self._directory, item.name, item.namespace)
             elif isinstance(item, _Drop):
                 namespacefiles.drop(self._directory, item.name)

@@ -177,7 +177,7 @@ def is_going(owner: str) -> bool:
 def _is_same_file(path: str, fd: int) -> bool:
     try:
         named = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     held = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)

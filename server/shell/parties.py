@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import select
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Literal
@@ -124,9 +125,17 @@ class Parties:
         directory: the arena's; its folder of parties exists.
         epoch: of this server.
         here: its surroundings.
+        stand: makes the directory again if somebody removed it; OSError when it cannot.
     """
 
-    def __init__(self, directory: str, epoch: Epoch, here: Surroundings) -> None:
+    def __init__(
+        self,
+        directory: str,
+        epoch: Epoch,
+        here: Surroundings,
+        stand: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stand = stand
         self._folder = f"{directory}/{FOLDER}"
         self._epoch = epoch
         self.here = here
@@ -182,6 +191,7 @@ class Parties:
 
     def write(self, party: Party, path: str | None) -> str:
         """Writes a file, or writes it again; returns its path. OSError when that cannot be done."""
+        self._stand()
         path = path or f"{self._folder}/{os.urandom(ID_BYTES).hex()}"
         write_whole(path, msgspec.json.encode(party))
         return path
