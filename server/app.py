@@ -33,6 +33,7 @@ from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator
 from server.shell.guard import Guard
+from server.shell.heap import use_small_pages
 from server.shell.journal import STDOUT, Journal
 from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, ThreadDiedError, make_socket
@@ -366,6 +367,7 @@ def launch(config: ServerConfig) -> None:
         handlers=[journal],
     )
     raise_descriptor_limit()
+    use_small_pages()
     signal.signal(signal.SIGTERM, _stop_early)
     try:
         Server(config, journal).run()

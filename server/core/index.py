@@ -24,10 +24,9 @@ ROOT = -1
 ABSENT = -1
 """A cell without a slot, and a link that leads nowhere."""
 
-FIRST_ROOM, SMALL_ROOM, MOST_ROOM = 256, 8192, 1 << 18
-"""Nodes that an index is made for at first; up to which number it doubles, which copies half a
-megabyte; and what it is then made for at most, so that a single growth copies 17 MB later on.
-Larger arrays would cost memory before they are used: from 4 MiB on numpy asks for 2 MiB pages."""
+FIRST_ROOM, SMALL_ROOM = 256, 8192
+"""Nodes that an index is made for at first, and up to which number it doubles: that copies half a
+megabyte at most. Then it is made for all that may come."""
 
 _KEY_DTYPE = np.dtype((np.void, ID_BYTES))
 _LINKS = (
@@ -133,11 +132,6 @@ class ChunkIndex:
         self.flags = self._flags.data
         self.cell_of = self.cells.reshape(-1).data
 
-    def _wanted_capacity(self) -> int:
-        if self._capacity < SMALL_ROOM:
-            return 0
-        return min(self._room, MOST_ROOM) if self._capacity < MOST_ROOM else self._room
-
     def _take(self, count: int) -> list[int]:
         """Numbers for new nodes: those given up last, then ones never used."""
         taken = self._unused[: -count - 1 : -1]
@@ -146,7 +140,8 @@ class ChunkIndex:
         if fresh:
             begin, end = self._num_taken, self._num_taken + fresh
             if end > self._capacity:
-                self._grow(max(2 * self._capacity, end, self._wanted_capacity()))
+                room = self._room if self._capacity >= SMALL_ROOM else 0
+                self._grow(max(2 * self._capacity, end, room))
             self.cells[begin:end] = ABSENT
             self._num_taken = end
             taken += range(begin, end)
@@ -283,9 +278,7 @@ class ChunkIndex:
         self.cells[nodes] = ABSENT
         self._columns["used"][nodes] = 0
         nodes = nodes[:-1]
-        keys = self._keys[nodes].tobytes()
-        for at in range(0, len(keys), ID_BYTES):
-            self.by_key.remove(keys[at : at + ID_BYTES])
+        self.by_key.remove_all(self._keys[nodes].tobytes())
         self._columns["life"][nodes] = (self._columns["life"][nodes] + 1) & 0x7FFFFFFF
         self._unused += line[:-1]
         self.first_child[line[-1]] = ABSENT

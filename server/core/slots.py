@@ -23,8 +23,8 @@ FREE, RESERVED, HELD, ZOMBIE = 0, 1, 2, 3
 NO_NODE = -1
 _FIRST_CAPACITY = 1024
 
-MOST_ROOM = 1 << 18
-"""Slots that memory is asked for before there are any; see ``server.core.index.MOST_ROOM``."""
+_STEP = 1 << 16
+"""Slots by which the table grows within what it was made for."""
 
 Slots = NDArray[np.int64]
 """int64[n], arena-wide slot numbers."""
@@ -83,10 +83,10 @@ class SlotTable:
 
     def _grow(self, capacity: int) -> None:
         if capacity > self._made:
-            self._made = max(capacity, self._room if self._made else min(self._room, MOST_ROOM))
+            self._made = max(capacity, self._room)
             for name, old in self._arrays.items():
                 self._arrays[name] = np.zeros(self._made, old.dtype)
-                self._arrays[name][: old.size] = old
+                self._arrays[name][: self._capacity] = old[: self._capacity]
         # The rest costs nothing before it is touched, so nobody is to look at more than this.
         self._arrays["node"][self._capacity : capacity] = NO_NODE
         for name, whole in self._arrays.items():
@@ -118,7 +118,14 @@ class SlotTable:
                     self.extent[run] = extent
                     self.local[run] = np.arange(num_slots, dtype=np.uint32)
                     return base
-            self._grow(max(2 * self._capacity, self._capacity + num_slots))
+            self._grow(self._next_capacity(num_slots))
+
+    def _next_capacity(self, num_slots: int) -> int:
+        least = self._capacity + num_slots
+        wanted = self._capacity + max(num_slots, min(self._capacity, _STEP))
+        if wanted <= self._made:
+            return wanted
+        return least if least <= self._made else max(2 * self._capacity, least)
 
     def remove_extent(self, base: int, num_slots: int) -> None:
         """Gives a run of numbers back; all of it must be FREE and unpinned."""

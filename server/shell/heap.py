@@ -7,6 +7,7 @@ know: who uses the memory. Runs in: any thread.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -67,3 +68,17 @@ class Heap:
         """Gives the kernel back what was freed; takes some milliseconds per GiB."""
         if self._trim is not None:
             self._trim(0)
+
+
+def use_small_pages() -> None:
+    """Has numpy not ask for huge pages for the index's arrays.
+
+    They are made for all that may come, and filled from the front. A huge page is cleared whole
+    when it is first touched, which would hold the loop for 100 µs, a dozen times over.
+    """
+    for name in ("numpy._core.multiarray", "numpy.core.multiarray"):  # 2.x, 1.x
+        try:
+            importlib.import_module(name)._set_madvise_hugepage(False)
+        except (ImportError, AttributeError):
+            continue
+        return

@@ -5,9 +5,10 @@
 A program, not a test: it judges nothing, since a busy machine would decide. One engine stores,
 commits, looks up, retrieves and releases chains of 4,096 chunks against a core that already holds
 100,000 chunks, in an arena that is full half-way through, so that STOREs evict, too. The rows
-``growing`` are the STOREs and COMMITs that filled it before: there the index grows. Every call of ``Core`` is one burst between two other peers' messages; what counts is thread CPU, not wall
-time (design rule 9: p99 of one burst at most 300 µs). Knows ``protocol`` and the core, and needs
-no server.
+``growing`` are the STOREs and COMMITs that filled it before: there the index grows. Every call of
+``Core`` is one burst between two other peers' messages; what counts is thread CPU, not wall time
+(design rule 9: p99 of one burst at most 300 µs). Knows ``protocol`` and the core, and needs no
+server.
 
 The row ``yardstick`` is a fixed loop of plain Python. How far its p99 is from its p50 is what the
 machine, and whatever else runs on it, adds to every other row.
@@ -33,6 +34,7 @@ from protocol.session import ClientSession
 from server.core import effects as fx
 from server.core.config import CoreConfig
 from server.core.dispatch import Core
+from server.shell.heap import use_small_pages
 
 PAGE_BYTES = 4096
 EXTENT_BYTES = 64 << 20
@@ -261,6 +263,7 @@ def measure(rounds: int, index_chunks: int, chain_chunks: int) -> Engine:
     Returns:
         The engine, with its bursts.
     """
+    use_small_pages()  # as the server does
     engine = Engine(index_chunks, chain_chunks)
     engine.register()
     chains = [engine.keys(chain_chunks) for _ in range(-(-index_chunks // chain_chunks))]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from server.core.index import ABSENT, MOST_ROOM, ROOT, SMALL_ROOM, ChunkIndex
+from server.core.index import ABSENT, ROOT, SMALL_ROOM, ChunkIndex
 from server.core.indexcheck import check_index
 from server.core.slots import HELD, RESERVED, SlotTable
 from tests.server.core.world import chain
@@ -182,13 +182,13 @@ def test_an_index_that_grows_keeps_what_it_has() -> None:
 
 def test_room_for_all_that_can_come_costs_nothing_until_it_comes() -> None:
     keys = chain("x", SMALL_ROOM + 1000)
-    index = ChunkIndex(SlotTable(), (True,), room=MOST_ROOM)
+    index = ChunkIndex(SlotTable(), (True,), room=1 << 18)
     parent = int(index.add_chain(keys[:SMALL_ROOM], ROOT, 1)[-1])
     before = resident_bytes()
     parent = int(index.add_chain(keys[SMALL_ROOM : SMALL_ROOM + 10], parent, 1)[-1])
     assert resident_bytes() - before < 2 << 20  # of 17 MiB
     cells = index.cells
-    assert len(cells) == MOST_ROOM
+    assert len(cells) == 1 << 18
     index.add_chain(keys[SMALL_ROOM + 10 :], parent, 1)
     assert index.cells is cells  # nothing was moved
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from server.shell.heap import Heap
+from tests.wire.process import ROOT
 
 MIB = 1 << 20
 
@@ -23,3 +27,17 @@ def test_a_library_without_figures_gets_those_of_the_kernel() -> None:
     heap = Heap()
     heap._mallinfo = None
     assert abs(heap.in_use_bytes() - heap.resident_bytes()) < 8 * MIB
+
+
+def test_large_arrays_cost_what_is_touched_of_them() -> None:
+    code = (
+        "import numpy as np; from server.shell.heap import Heap, use_small_pages;"
+        "use_small_pages(); heap = Heap(); before = heap.resident_bytes();"
+        "made = [np.zeros(16 << 20, np.uint8) for _ in range(20)];"
+        "[one.__setitem__(slice(8 << 20, (8 << 20) + 100), 1) for one in made];"
+        "print(heap.resident_bytes() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 2 * MIB
