@@ -169,3 +169,13 @@ def test_a_time_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="incomplete-timeout") as caught:
         config.read({"incomplete-timeout": text}, {})
     assert "0.1 to 86400 seconds" in caught.value.message
+
+
+def test_the_group_comes_from_the_command_line_the_environment_or_the_file(tmp_path: Path) -> None:
+    assert config.read(ENDPOINT, {}).group == ""
+    path = tmp_path / "kvkeep.conf"
+    path.write_text("group = engines\n")
+    from_file = {**ENDPOINT, "config": str(path)}
+    assert config.read(from_file, {}).group == "engines"
+    assert config.read(from_file, {"KVKEEP_GROUP": " 42 "}).group == "42"
+    assert config.read({**from_file, "group": "llm"}, {"KVKEEP_GROUP": "42"}).group == "llm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import stat
 import subprocess
@@ -15,8 +16,10 @@ import pytest
 from protocol import side
 from protocol.errors import ConfigError, ErrorCode, RequestError
 from server.shell import door
+from server.shell.access import Access
 from server.shell.complaints import Complaints
 from server.shell.door import Door, error_packet
+from tests.wire.asuser import AsUser, needs_root
 
 
 def connect(path: Path) -> socket.socket:
@@ -44,6 +47,34 @@ def test_it_is_for_its_user_alone_and_replaces_a_stale_one(short_dir: Path) -> N
         os.close(pidfd)
     made.close()
     assert not path.exists()
+
+
+@needs_root
+def test_with_a_group_its_members_are_admitted_and_others_told_why(short_dir: Path) -> None:
+    short_dir.chmod(0o755)
+    path, member, other = short_dir / "s", 42_042, 42_043
+    made = Door(str(path), Complaints(), Access(os.geteuid(), member))
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) == (0o660, member)
+
+    def knock() -> str:
+        with connect(path) as client:
+            said = client.recv(4096)  # nothing is ever said to who was let in
+            return "" if not said else type(side.unpack_from_server(said)).__name__
+
+    child = AsUser(knock, 60_001, other, [member])
+    select.select([made.socket], [], [], 20)
+    admitted = made.admit(0)
+    assert admitted is not None
+    connection, pidfd, _ = admitted
+    connection.close()
+    os.close(pidfd)
+    assert child.result() == ""
+    path.chmod(0o666)  # the kernel lets everybody through now
+    child = AsUser(knock, 60_001, other)
+    select.select([made.socket], [], [], 20)
+    assert made.admit(0) is None
+    assert child.result() == "SideError"
+    made.close()
 
 
 def test_what_is_no_socket_is_left_alone(short_dir: Path) -> None:
