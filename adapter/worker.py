@@ -162,8 +162,10 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             metadata = _NOTHING
         with self._loud():
             if running is not None and loads is not None:
-                loads.begin(metadata, running.link, partial(_record, stream))
-                running.link.offers.begun(metadata)
+                try:
+                    loads.begin(metadata, running.link, partial(_record, stream))
+                finally:  # what failed will not be read again either
+                    running.link.offers.begun(metadata)
             elif metadata.failure or metadata.loads:
                 why = metadata.failure or "a load was promised without a pool"
                 raise LoadError(ErrorCode.INTERNAL, why)

@@ -24,7 +24,10 @@ import numpy as np
 from adapter.pages import SharedPool
 from adapter.scheduler import KvkeepConnectorScheduler
 from adapter.worker import KvkeepConnectorWorker
+from protocol.endpoint import parse
+from protocol.errors import UnreachableError
 from protocol.messages import Stats, StatsReply
+from server.asking import stats
 from tests.adapter.hostlike import Args, ConnectorSettings, FakeRequest, Output, Report
 from tests.adapter.test_identity import CONFIG, FakeTensor
 from tests.wire.process import ServerProcess
@@ -269,11 +272,15 @@ class EngineRig:
         return outcome
 
     def stats(self) -> dict[str, int]:
-        """The server's counters and gauges."""
+        """The server's counters and gauges, whether or not the engine is registered there."""
         assert self.worker.link is not None
         channel = self.worker.link.open_channel()
         try:
             reply = channel.call(Stats(), 5)
+        except UnreachableError:
+            assert self.args.kv_connector_config is not None
+            endpoint = parse(self.args.kv_connector_config.server_url or "")
+            return stats(endpoint.side_path(""), 5)
         finally:
             channel.close()
         assert isinstance(reply, StatsReply)
