@@ -186,8 +186,9 @@ class Reservations:
         if growth.can_grow(owner, shard) and growth.demand(owner, shard, None if slots else waiter):
             return slots or None
         growth.press(owner, shard)
-        # What goes now is taken in the next slice: both at once would be a burst.
-        if arena.evict(owner, min(EVICT_BLOCKS, count - len(slots))) or slots:
+        # What is there is taken in this slice, and what goes is taken in the next one: making room
+        # and taking it at once would be a burst.
+        if slots or arena.evict(owner, min(EVICT_BLOCKS, count)):
             return slots
         if growth.demand(owner, shard, waiter, force=True):
             return None

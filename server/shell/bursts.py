@@ -1,8 +1,10 @@
-"""How long the loop holds the thread between two messages: a histogram of thread CPU.
+"""How long the loop is at one thing: a histogram of thread CPU.
 
-Purpose: the rule that bursts are short (p99 at most 300 µs) can be read off a running server.
-What counts is CPU of the loop's thread, not time on the clock: other programs cannot spoil it. Must
-not know: what a burst was for. Runs in: ``begin`` and ``end`` in the loop thread.
+Purpose: the rule that bursts are short (p99 at most 300 µs) can be read off a running server. A
+burst is one message, one slice of long work or one report, with all effects that follow from it:
+the loop turns to somebody else's after each, so this is what others wait for, twice at most. What
+counts is CPU of the loop's thread, not time on the clock. Must not know: what a burst was for. Runs
+in: the loop thread.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from __future__ import annotations
 import time
 
 TARGET_US = 300
+
+LEAST_NS = 10_000
+"""A turn without anything to do takes less, and is no burst."""
 
 _STEPS_PER_OCTAVE = 8
 _FIRST_NS = 1024
@@ -40,7 +45,8 @@ class Bursts:
     def end(self) -> None:
         """It ends; another may begin at once."""
         now_ns = time.thread_time_ns()
-        self.note(now_ns - self._begun_ns)
+        if now_ns - self._begun_ns >= LEAST_NS:
+            self.note(now_ns - self._begun_ns)
         self._begun_ns = now_ns
 
     def note(self, spent_ns: int) -> None:

@@ -82,7 +82,7 @@ class Loop:
         threads: by name, whether each still runs; asked once a second.
         each_second: called about as often, between two turns.
         draining_until_ns: when to give up waiting for what is still owed, or None.
-        bursts: CPU between two looks at the socket.
+        bursts: CPU of each piece: a message, a slice of long work, a report, with all that follows.
     """
 
     actions: Actions
@@ -147,6 +147,7 @@ class Loop:
         Raises:
             ThreadDiedError: a server without it would look alive and serve nobody.
         """
+        self.bursts.begin()
         while not self._is_over():
             self._turn()
             self._check_threads()
@@ -177,8 +178,8 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - the loop outlives any fault of ours
             self._complaints.note("loop_fault", repr(error), error)
         self._act()
-        waits = not (more or self._queue or self._surplus)
         self.bursts.end()
+        waits = not (more or self._queue or self._surplus)
         message = self._receive(self._wait_ms() if waits else 0)
         self.bursts.begin()
         if message is not None:
@@ -186,6 +187,7 @@ class Loop:
             self._take_reports(len(self._queue))
             self._handle(message)
             self._act()
+            self.bursts.end()
 
     def _take_reports(self, limit: int) -> None:
         """Applies reports one by one, each with all that follows from it.
@@ -202,6 +204,7 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - the reports behind it still count
                 self._complaints.note("loop_fault", repr(error), error)
             self._act()
+            self.bursts.end()
 
     def _keep_time(self, now_ns: int) -> None:
         timer_ns = self._core.next_timer_ns()

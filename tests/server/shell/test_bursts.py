@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.shell.bursts import TARGET_US, Bursts
+from server.shell.bursts import LEAST_NS, TARGET_US, Bursts
 
 
 @given(st.lists(st.integers(0, 4_000_000_000), min_size=1, max_size=300), st.floats(0.01, 1))
@@ -40,9 +41,20 @@ def test_what_counts_is_cpu() -> None:
     time.sleep(0.05)
     bursts.end()
     assert bursts.longest_ns < 20_000_000
+    before = bursts.count
     until_ns = time.thread_time_ns() + 30_000_000
     while time.thread_time_ns() < until_ns:
         pass
     bursts.end()  # begun by the end before it
     assert bursts.longest_ns >= 30_000_000
-    assert bursts.count == 2
+    assert bursts.count == before + 1
+
+
+def test_a_turn_without_anything_to_do_is_no_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0, LEAST_NS - 1, 2 * LEAST_NS, 2 * LEAST_NS + 5])
+    monkeypatch.setattr(time, "thread_time_ns", lambda: next(times))
+    bursts = Bursts()
+    bursts.begin()
+    for _ in range(3):
+        bursts.end()
+    assert (bursts.count, bursts.longest_ns) == (1, LEAST_NS + 1)
