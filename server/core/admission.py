@@ -33,6 +33,10 @@ WALK_BLOCKS = 512
 """Nodes that are only read in one slice."""
 
 
+def _nobody(error: Exception) -> None:
+    """Who is told of errors of work that has ended."""
+
+
 class Task:
     """One piece of work.
 
@@ -107,11 +111,15 @@ class Lanes:
         try:
             pause = next(task.steps)
         except StopIteration:
-            task.steps.close()
+            # Whoever may be told holds what holds the task: left as it is, that would be a ring,
+            # and stay with all its keys until the collector comes.
+            task.failed = _nobody
         except KvkeepError as error:
             task.failed(error)
+            task.failed = _nobody
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the loop
             task.failed(error)
+            task.failed = _nobody
         finally:
             self._running = False
         if pause is MORE and not task.queued:

@@ -11,6 +11,7 @@ here, some frames a turn, and answered with an error.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
 
@@ -32,6 +33,9 @@ SEND_QUEUE_FRAMES = 256
 
 RECEIVE_QUEUE_FRAMES = 8
 """Frames read ahead for one connection, 8 MiB at worst; more wait in its socket."""
+
+_YOUNG_OBJECTS = 1000
+"""Objects that are collected as soon as there is nothing else to do, in less than a millisecond."""
 
 _IDLE_MS = 1000
 _HANDSHAKE_MS = 10_000
@@ -242,6 +246,8 @@ class Loop:
         except zmq.Again:
             if wait_ms == 0:
                 return None
+        if gc.get_count()[0] > _YOUNG_OBJECTS:
+            gc.collect(0)  # nobody waits now
         if wait_ms != self._timeout_ms:
             self._router.rcvtimeo = self._timeout_ms = wait_ms
         try:

@@ -272,7 +272,7 @@ def measure(rounds: int, index_chunks: int, chain_chunks: int) -> Engine:
     # As the server does once it is up (server.app).
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(20_000, 50, 100)
     for _ in range(rounds):
         engine.measure_the_machine()
         fresh = engine.keys(chain_chunks)

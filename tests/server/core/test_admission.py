@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from protocol.errors import ErrorCode, RequestError
-from server.core.admission import MORE, WAIT, Lanes, Steps
+from server.core.admission import MORE, WAIT, Lanes, Steps, Task
+from server.core.outbox import Ticket
+from server.core.stores import StorePlan
+from tests.server.core.world import World, chain, config, namespace
 
 
 def never(error: Exception) -> None:
@@ -114,3 +119,25 @@ def test_a_slice_is_one_step(num_lanes: int) -> None:
     before = len(log)
     lanes.step()
     assert len(log) == before + 1
+
+
+def test_a_save_that_has_ended_leaves_no_ring_behind() -> None:
+    """A ring of a plan of thousands of keys would stay until the garbage collector comes."""
+    world = World(config(), check=False)
+    engine = world.engine()
+    engine.register(namespace())
+    engine.save(chain("x", 6))
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for name in "yzw":
+            engine.save(chain(name, 6))
+            engine.save(chain(name, 6))  # held already
+        gc.collect()
+        found = [type(one) for one in gc.garbage if isinstance(one, (StorePlan, Task, Ticket))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert found == []
