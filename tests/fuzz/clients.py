@@ -120,7 +120,11 @@ class Clients:
         self._next_peer = 1
         truth.replied = self._replied
         truth.given = self._given
-        inner = truth.core._handle
+        self.watch()
+
+    def watch(self) -> None:
+        """Counts what reaches a handler of the present core."""
+        inner = self.truth.core._handle
 
         def handle(
             peer: Peer | None, body: m.Request, ticket: Ticket, now_ns: int
@@ -128,7 +132,7 @@ class Clients:
             self.served += 1
             return inner(peer, body, ticket, now_ns)
 
-        truth.core._handle = handle  # type: ignore[method-assign]
+        self.truth.core._handle = handle  # type: ignore[method-assign]
 
     # --- processes ------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ form. Runs in the fuzzer's process.
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.fuzz.play import SequenceFuzz
 FOLDER = Path(__file__).parent / "corpus"
 MESSAGES = FOLDER / "messages.txt"
 SEQUENCES = FOLDER / "sequences.jsonl"
-MAX_BYTES = 1500
+MAX_BYTES = 600
 _VARYING = re.compile(r"`[^`]*`|'[^']*'|\$\S*|\d+|\[.*?\]")
 
 
@@ -96,7 +95,8 @@ def signature(target: str, data: bytes) -> str:
         value = decoder(data)
     except refusal as error:
         text = error.message if isinstance(error, KvkeepError) else str(error)
-        return f"{target}: {_VARYING.sub('#', text)}"
+        said: str = _VARYING.sub("#", text).partition(" field ")[0]
+        return f"{target}: {said[:60]}"
     kind = value[1] if target == "request" else getattr(value, "body", value)
     return f"{target}: accepted {type(kind).__name__}"
 
@@ -128,14 +128,13 @@ def collect_sequences(seed: int, count: int) -> list[str]:
         for name in fuzz.counts.answers:
             if int(name.partition("/")[0]) in _KNOWN and name not in found:
                 found[name] = fuzz.steps(number)
-    draw = random.Random(seed)
-    return [line_of(name, _smaller(fuzz, found[name], name, draw)) for name in sorted(found)]
+    return [line_of(name, _smaller(fuzz, found[name], name)) for name in sorted(found)]
 
 
 _KNOWN = frozenset({0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 20, 21, 22, *range(30, 36)})
 
 
-def _smaller(fuzz: SequenceFuzz, steps: list[Step], name: str, draw: random.Random) -> list[Step]:
+def _smaller(fuzz: SequenceFuzz, steps: list[Step], name: str) -> list[Step]:
     """Fewer steps that are still answered so."""
 
     def reaches(candidate: list[Step]) -> bool:
@@ -150,13 +149,12 @@ def fewer(steps: list[Step], holds: Callable[[list[Step]], bool]) -> list[Step]:
     """Leaves out steps as long as something holds."""
     size = max(1, len(steps) // 2)
     while size:
-        at, cut = 0, False
+        at = 0
         while at < len(steps):
             candidate = steps[:at] + steps[at + size :]
             if holds(candidate):
-                steps, cut = candidate, True
+                steps = candidate
             else:
                 at += size
-        if not cut or size > 1:
-            size //= 2
+        size //= 2
     return steps

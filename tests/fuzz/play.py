@@ -8,16 +8,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from server.core.config import CoreConfig
 from tests.fuzz import samples
 from tests.fuzz.clients import Clients
 from tests.fuzz.finding import Finding, require
 from tests.fuzz.grammar import Step
 from tests.fuzz.mutate import Material
+from tests.fuzz.rebirth import party_gone
 from tests.fuzz.tight import Tight
 from tests.fuzz.truth import SECOND, Truth
-from tests.fuzz.verbs import Verbs, draw_steps
-from tests.server.core.world import PAGE
+from tests.fuzz.verbs import Verbs, config_of, draw_steps
 
 LEAST_MESSAGES = 20
 STEPS = 20
@@ -35,6 +34,8 @@ _ENDED = (
     "pinned_slots",
     "processes",
     "connections",
+    "parties_awaited",
+    "arena_quarantined_bytes",
 )
 
 
@@ -55,25 +56,6 @@ class Counts:
     served: int = 0
     fewest: int = 1 << 30
     answers: dict[str, int] = field(default_factory=dict)
-
-
-def _config(step: Step) -> CoreConfig:
-    extents = 4 + step.b % 14
-    extent = 2 * PAGE + (3 + step.c % 8) * PAGE
-    tight = step.a & 1
-    return CoreConfig(
-        arena_bytes=extents * extent,
-        extent_bytes=extent,
-        side_path="/run/x.side",
-        copy_window_bytes=(4 + step.c % 8) * PAGE,
-        copy_piece_bytes=(1 + step.c % 3) * PAGE,
-        max_processes=5 if tight else 64,
-        max_pools_per_process=2 if tight else 16,
-        max_sessions_per_process=2 if tight else 16,
-        max_namespaces=3 if tight else 256,
-        max_pins=2 if tight else 64,
-        max_leased_slots_per_instance=24 if tight else 1 << 20,
-    )
 
 
 class SequenceFuzz:
@@ -124,7 +106,7 @@ class SequenceFuzz:
             self._tight.switch(False)
 
     def _play(self, begin: Step, steps: list[Step], least: int) -> None:
-        truth = Truth(_config(begin), begin.x, lazy=begin.a % 3 == 0)
+        truth = Truth(config_of(begin), begin.x, lazy=begin.a % 3 == 0)
         clients = Clients(truth)
         verbs = Verbs(clients, self._stock)
         slices = (100_000, 1, 3)[begin.a // 2 % 3]
@@ -148,6 +130,9 @@ class SequenceFuzz:
     def _end(self, truth: Truth, clients: Clients, verbs: Verbs) -> None:
         """All is answered in time, and with the last process nothing is held for anybody."""
         truth.lazy = False
+        truth.stuck_dies()
+        while truth.former:
+            party_gone(truth, 0)
         truth.settle()
         truth.audit()
         for _ in range(3):

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol import messages as m
-from protocol.extents import STATE_HELD, ExtentGeometry, checksums
-from protocol.ids import ArenaId, Epoch, ExtentId
+from protocol.extents import RECORD_DTYPE, STATE_HELD, ExtentGeometry, checksums
+from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint
 from protocol.layout import ShardPool
+from protocol.namespace import Namespace, fingerprint
 from server.core import effects as fx
 from server.core.config import CoreConfig
 from server.core.dispatch import Core
@@ -40,6 +42,7 @@ class Shadow:
         content: per slot, the pool and spans that were copied into it; None for torn bytes.
         records: per slot, whether its record counts.
         tags: per slot, (key, shard, generation) of the last record written.
+        rows: the records as they stand in the file.
         removed: it was unlinked.
     """
 
@@ -47,6 +50,7 @@ class Shadow:
     content: list[tuple[int, Spans] | None]
     records: list[bool]
     tags: list[tuple[bytes, int, int] | None]
+    rows: NDArray[Any]
     removed: bool = False
 
 
@@ -88,28 +92,19 @@ class Truth:
 
     def __init__(self, config: CoreConfig, seed: int, lazy: bool) -> None:
         self.random = random.Random(seed)
-        self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
-        self.config = config
         self.lazy = lazy
         self.now_ns = SECOND
         self.extents: dict[int, Shadow] = {}
-        self.jobs: dict[int, fx.StartCopy] = {}
-        self.aims: dict[int, dict[int, Spans]] = {}
-        self.flying: set[tuple[int, int]] = set()
-        self.handles: dict[int, tuple[int, int]] = {}
-        self.unread: set[int] = set()
         self.parents: dict[tuple[bytes, bytes], bytes] = {}
-        self.pending: list[Any] = []
-        self.seats: dict[int, Seat] = {}
-        self.claims: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
+        self.namespaces: dict[bytes, Namespace] = {}
+        self.former: dict[int, tuple[frozenset[Fingerprint] | None, set[tuple[int, int]]]] = {}
+        self.next_party = 0
         self.offered: dict[tuple[int, bytes, int], set[Spans]] = {}
         self.held: Counter[tuple[bytes, int, bytes]] = Counter()
         self.instances: dict[int, bytes] = {}
         self.generations: set[int] = {0}
-        self.draining = False
         self.replied: Callable[[fx.SendReply], None] = lambda effect: None
         self.given: Callable[[fx.GiveExtent | fx.TakeExtent], None] = lambda effect: None
-        self.refused: Callable[[int], None] = lambda process: None
         self._acts: dict[type, Callable[[Any], None]] = {
             fx.SendReply: self._reply,
             fx.CreateExtent: self._later,
@@ -121,8 +116,28 @@ class Truth:
             fx.RemoveExtent: self._remove,
             fx.GiveExtent: self._give,
             fx.TakeExtent: self._take,
-            fx.DropProcess: lambda effect: self.refused(effect.process),
+            fx.KeepNamespace: self._keep,
+            fx.DropNamespace: self._drop,
         }
+        self.begin(config)
+
+    def begin(self, config: CoreConfig) -> None:
+        """A server starts; the arena's files are as they were."""
+        self.config = config
+        self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
+        self.draining = False
+        self.jobs: dict[int, fx.StartCopy] = {}
+        self.aims: dict[int, dict[int, Spans]] = {}
+        self.flying: set[tuple[int, int]] = set()
+        self.stuck: dict[int, set[tuple[int, int]]] = {}
+        self.lives = 1
+        self.handles: dict[int, tuple[int, int]] = {}
+        self.unread: set[int] = set()
+        self.pending: list[Any] = []
+        self.seats: dict[int, Seat] = {}
+        self.claims: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
+        for shadow in self.extents.values():
+            shadow.content = [None] * len(shadow.content)
 
     # --- running --------------------------------------------------------------------------
 
@@ -171,7 +186,11 @@ class Truth:
             if error is None:
                 require(geometry.extent not in self.extents, f"an extent id twice: {geometry}")
                 self.extents[geometry.extent] = Shadow(
-                    geometry, [None] * slots, [False] * slots, [None] * slots
+                    geometry,
+                    [None] * slots,
+                    [False] * slots,
+                    [None] * slots,
+                    np.zeros(slots, RECORD_DTYPE),
                 )
             self.core.extent_created(geometry.extent, error, self.now_ns)
         elif isinstance(effect, fx.OpenPool):
@@ -207,6 +226,8 @@ class Truth:
         read = {(extent, slot) for claims in self.claims.values() for extent, slot, _ in claims}
         mine = {(job.extent, slot) for slot in aims}
         require(not read & mine, "a copy over what somebody reads: slot reused")
+        for _, touched in self.former.values():
+            require(not touched & mine, "a copy over what a former process touches: slot reused")
         self.jobs[job.job] = job
         self.aims[job.job] = {slot: tuple(sorted(spans)) for slot, spans in aims.items()}
 
@@ -223,20 +244,36 @@ class Truth:
                 shadow.content[slot] = (job.pool, spans)
         self.core.copy_done(fx.JobId(number), error, self.now_ns)
 
-    def copier_dies(self) -> None:
-        """The copier and its mappings are gone; another starts."""
+    def copier_dies(self, sticks: bool = False) -> None:
+        """The copier and its mappings are gone, or it is killed and does not die; another starts.
+
+        Args:
+            sticks: it may go on writing what it was told to, until ``stuck_dies``.
+        """
+        if sticks:
+            held = set().union(*self.stuck.values())
+            self.stuck[self.lives] = self.flying - held
+        else:
+            self.flying = set().union(*self.stuck.values())
         self.jobs.clear()
         self.aims.clear()
-        self.flying.clear()
-        self.handles_lost()
+        # Nobody copies from the old mappings any more; what was copied stays.
+        self.handles = {handle: (process, 0) for handle, (process, _) in self.handles.items()}
         self.pending = [one for one in self.pending if isinstance(one, fx.CreateExtent)]
-        self.core.copier_lost(fx.HOST_COPIER, self.now_ns)
+        if sticks:
+            self.core.copier_stuck(fx.HOST_COPIER, self.lives, self.now_ns)
+        else:
+            self.core.copier_lost(fx.HOST_COPIER, self.now_ns)
+        self.lives += 1
         self.effects()
         self.core.copier_ready(fx.HOST_COPIER, self.now_ns)
 
-    def handles_lost(self) -> None:
-        """Nobody copies from these mappings any more; what was copied stays."""
-        self.handles = {handle: (process, 0) for handle, (process, _) in self.handles.items()}
+    def stuck_dies(self) -> None:
+        """The copiers that were killed and did not die are seen dead."""
+        for life, slots in list(self.stuck.items()):
+            del self.stuck[life]
+            self.flying -= slots
+            self.core.copier_gone(fx.HOST_COPIER, life, self.now_ns)
 
     # --- records --------------------------------------------------------------------------
 
@@ -248,7 +285,11 @@ class Truth:
             if shadow.records[slot] and tag is not None:
                 self.held[fingerprint, tag[1], tag[0]] -= 1
             shadow.records[slot] = False
+            shadow.rows["checksum"][slot] = 0
             if effect.reused:
+                shadow.rows["generation"][slot] = 0
+                former = any((effect.extent, slot) in one for _, one in self.former.values())
+                require(not former, f"a slot is reused while a former process reads it: {slot}")
                 shadow.tags[slot] = None
                 read = any(
                     (effect.extent, slot) == claim[:2]
@@ -264,6 +305,7 @@ class Truth:
         good = checksums(np.ascontiguousarray(effect.records)) == effect.records["checksum"]
         require(bool(good.all()), "a record with a wrong checksum: written")
         names = effect.records.dtype.names or ()
+        shadow.rows[effect.slots] = effect.records
         for slot, values in zip(effect.slots.tolist(), effect.records.tolist(), strict=True):
             row = dict(zip(names, values, strict=True))
             key, shard, generation = bytes(row["key"]), row["shard"], row["generation"]
@@ -316,6 +358,13 @@ class Truth:
             seat.given.add(effect.geometry.extent)
         self.given(effect)
 
+    def _keep(self, effect: fx.KeepNamespace) -> None:
+        require(fingerprint(effect.namespace) == effect.fingerprint, "a namespace: of another name")
+        self.namespaces[effect.fingerprint] = effect.namespace
+
+    def _drop(self, effect: fx.DropNamespace) -> None:
+        self.namespaces.pop(effect.fingerprint, None)
+
     def _take(self, effect: fx.TakeExtent) -> None:
         self.given(effect)
 
@@ -326,8 +375,10 @@ class Truth:
         shadow = self.extents[effect.extent]
         require(not shadow.removed, "an extent is removed: twice")
         shadow.removed = True
-        used = any(job.extent == effect.extent for job in self.jobs.values())
+        used = any(extent == effect.extent for extent, _ in self.flying)
         require(not used, "an extent is removed: while it is copied into")
+        former = any(slot[0] == effect.extent for _, one in self.former.values() for slot in one)
+        require(not former, "an extent is removed: while a former process reads it")
         for seat in self.seats.values():
             require(effect.extent not in seat.reads, "an extent is removed: while it is mapped")
         for claims in self.claims.values():

@@ -14,14 +14,37 @@ import msgspec
 
 from protocol import messages as m
 from server.core import effects as fx
+from server.core.config import CoreConfig
+from tests.fuzz import rebirth
 from tests.fuzz.clients import Clients, Process
 from tests.fuzz.grammar import NAMES, Actor, Step, pick, register_body, store_body
 from tests.fuzz.mutate import Material
 from tests.fuzz.truth import SECOND, Seat
 from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
+from tests.server.core.world import PAGE
 
 Verb = Callable[["Verbs", Step], None]
 _PLAIN = Step("", 0, 0, 0, 0, 0)
+
+
+def config_of(step: Step) -> CoreConfig:
+    """A small server; every other one has small limits as well."""
+    extents = 4 + step.b % 14
+    extent = 2 * PAGE + (3 + step.c % 8) * PAGE
+    tight = step.a & 1
+    return CoreConfig(
+        arena_bytes=extents * extent,
+        extent_bytes=extent,
+        side_path="/run/x.side",
+        copy_window_bytes=(4 + step.c % 8) * PAGE,
+        copy_piece_bytes=(1 + step.c % 3) * PAGE,
+        max_processes=5 if tight else 64,
+        max_pools_per_process=2 if tight else 16,
+        max_sessions_per_process=2 if tight else 16,
+        max_namespaces=3 if tight else 256,
+        max_pins=2 if tight else 64,
+        max_leased_slots_per_instance=24 if tight else 1 << 20,
+    )
 
 
 class Verbs(Actor):
@@ -40,9 +63,11 @@ class Verbs(Actor):
     def join(self, step: Step) -> None:
         """A process connects and says HELLO; further ranks of an engine as they are missing."""
         known = len(self.clients.processes)
-        if known >= 14:
+        if known >= 20:
             return
         previous = self.clients.processes[-1] if known else None
+        if previous is not None and not previous.is_alive:
+            previous = None
         if previous is not None and previous.rank + 1 < SPACES[previous.space].num_ranks:
             instance, rank, space = previous.instance, previous.rank + 1, previous.space
         else:
@@ -322,7 +347,16 @@ class Verbs(Actor):
             self.truth.core.tick(self.truth.now_ns)
 
     def copier(self, step: Step) -> None:
-        self.truth.copier_dies()
+        if step.a % 3 == 2:
+            self.truth.stuck_dies()
+        else:
+            self.truth.copier_dies(sticks=step.a % 3 == 1)
+
+    def restart(self, step: Step) -> None:
+        rebirth.restart(self.clients, config_of(step), random.Random(step.x))
+
+    def party(self, step: Step) -> None:
+        rebirth.party_gone(self.truth, step.a)
 
     def drain(self, step: Step) -> None:
         if step.a % 4 == 0:
@@ -364,7 +398,9 @@ WEIGHTS: dict[str, int] = {
     "work": 4,
     "finish": 5,
     "time": 3,
-    "copier": 1,
+    "copier": 2,
+    "restart": 2,
+    "party": 2,
     "drain": 1,
 }
 _VERBS, _SHARES = list(WEIGHTS), list(WEIGHTS.values())
