@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-s
 SOURCES := protocol server adapter tests .ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test slow soak chaos bench bench-agentic lint format clean
+.PHONY: help setup node demo test slow soak chaos fuzz bench bench-agentic lint format clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -83,6 +83,10 @@ soak: setup ## 64 clients at full rate on a small arena: MINUTES=30 SEED=1; buil
 	@mkdir -p build
 	@$(PY) -m tests.soak $(if $(filter command line,$(origin MINUTES)),--minutes $(MINUTES)) \
 	  $(if $(SEED),--seed $(SEED)) --json build/soak.json $(ARGS)
+
+fuzz: setup ## decoders and sequences of messages from a seed, the corpus first: build/fuzz.json
+	@mkdir -p build
+	@$(PY) -m tests.fuzz $(if $(SEED),--seed $(SEED)) --json build/fuzz.json $(ARGS)
 
 bench: setup ## what this machine does: copies, latency, start-up, memory
 	@mkdir -p build

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from tests.fuzz.judged import EXECUTIONS, SEQUENCES, read_branches, read_fuzz, read_plants
 from tests.slow.figure import Figure
 from tests.slow.readers import (
     read_adapter,
@@ -146,7 +147,39 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             read=lambda _, __: read_chaos(json.loads(chaos.read_text(encoding="utf-8"))),
         )
     )
-    return steps + _host_steps(seed, build, quick)
+    return steps + _fuzz_steps(seed, build, quick) + _host_steps(seed, build, quick)
+
+
+def _fuzz_steps(seed: int, build: Path, quick: bool) -> list[Step]:
+    """The fuzzers at their full counts, every planted fault, and the branches they reach."""
+    fuzz = (sys.executable, "-m", "tests.fuzz", "--seed", str(seed))
+    run, plants, branches = (
+        build / f"slow-{name}.json" for name in ("fuzz", "fuzz-plants", "fuzz-branches")
+    )
+    executions, sequences = (20_000, 200) if quick else (EXECUTIONS, SEQUENCES)
+    counts = ("--executions", str(executions), "--sequences", str(sequences))
+    reached = (sys.executable, "-m", "tests.fuzz.branches", "--seed", str(seed))
+    steps = [
+        Step(
+            "fuzz",
+            (*fuzz, *counts, "--json", str(run)),
+            limit_s=5400,
+            read=lambda _, __: read_fuzz(json.loads(run.read_text(encoding="utf-8")), quick),
+        ),
+        Step(
+            "fuzz plants",
+            (*fuzz, "--plant", "all", "--json", str(plants)),
+            limit_s=2400,
+            read=lambda _, __: read_plants(json.loads(plants.read_text(encoding="utf-8"))),
+        ),
+        Step(
+            "fuzz branches",
+            (*reached, "--json", str(branches)),
+            limit_s=1200,
+            read=lambda _, __: read_branches(json.loads(branches.read_text(encoding="utf-8"))),
+        ),
+    ]
+    return steps[:1] if quick else steps
 
 
 def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
