@@ -39,11 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher = ("tests.chaos.broken", options.broken) if options.broken else ("server", "launch")
     script = SCRIPTS[options.script]
     settings = Settings(
-        options.seed, options.minutes * 60, options.rate, options.plant, tuple(launcher), script
+        seed=options.seed,
+        length_s=options.minutes * 60,
+        rate=options.rate,
+        plant=options.plant,
+        launcher=tuple(launcher),
+        script=script,
+        keep_log=f"{options.json}.server.log" if options.json else "",
     )
     events = draw(options.seed, settings.length_s, script)
     print(f"chaos: seed {options.seed}, {options.minutes:g} min, {len(events)} events", flush=True)
     begun, began_s = dt.datetime.now(dt.timezone.utc), time.monotonic()
+    if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     conductor = Conductor(settings, events, lambda line: print(line, flush=True))
     figures = conductor.run()
     verdict = judge(figures, options.minutes)
@@ -65,9 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "held": verdict.held,
     }
     if options.json:
-        path = Path(options.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     _show(document)
     return 0 if verdict.held else 1
 

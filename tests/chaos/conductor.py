@@ -5,6 +5,7 @@ Must not know: how deeds are done, what figures mean. The caller's thread.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ class Settings:
         plant: a fault to be planted; empty for none.
         launcher: of the server.
         script: kind of run.
+        keep_log: where the servers' log is copied to; empty for nowhere.
     """
 
     seed: int
@@ -67,6 +69,7 @@ class Settings:
     plant: str = ""
     launcher: tuple[str, ...] = ("server", "launch")
     script: Script = EVERYTHING
+    keep_log: str = ""
 
 
 class Conductor:
@@ -87,6 +90,7 @@ class Conductor:
         self.tally, self.stops = Tally(), Stops()
         self.minutes: list[dict[str, Any]] = []
         self._leaks: dict[str, Any] = {}
+        self._server_log: dict[str, int] = {}
 
     def run(self) -> dict[str, Any]:
         """Runs it.
@@ -130,6 +134,9 @@ class Conductor:
                 server.end()
                 server.join(_PLAYERS_END_S)
             self._count_left("files", len(files_of(Path(shared) / "a")) if server.failure else 0)
+            self._server_log = server.log_kinds()
+            if self._settings.keep_log:
+                shutil.copy(server.log_path, self._settings.keep_log)
             self._count_left("processes", server.processes_left())
         return self._figures()
 
@@ -262,6 +269,9 @@ class Conductor:
             "leak_list": dict(self._leaks),
             "rss_slope_mib_per_min": None if growth is None else round(growth, 3),
             "rss_slope_over_s": round(over_s, 1),
+            "rss_mib": lookout.memory_samples(),
+            "adapter": self.tally.adapter(),
+            "server_log": self._server_log,
             "server": lookout.last,
             "server_most": lookout.most,
             "troubles": self.tally.num_troubles,

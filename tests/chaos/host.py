@@ -31,6 +31,7 @@ _PRCTL: Final = ctypes.CDLL(None).prctl
 _START_S: Final = 30.0
 _END_S: Final = 30.0
 _COPIERS_GONE_S: Final = 5.0
+_LOGGED: Final = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b[ :]+(\S+)")
 _READY: Final = re.compile(
     r"side socket (?P<side>\S+), arena .* started in (?P<started_s>[0-9.]+) s"
 )
@@ -221,6 +222,16 @@ class Server(threading.Thread):
             grip.close()
         self._old = []
         return left
+
+    def log_kinds(self) -> dict[str, int]:
+        """Lines of all servers' log above INFO, by level and the words they begin with."""
+        found: dict[str, int] = {}
+        if self.log_path.exists():
+            text = self.log_path.read_text(encoding="utf-8", errors="replace")
+            for match in _LOGGED.finditer(text):
+                kind = f"{match[1]} {match[2]}"
+                found[kind] = found.get(kind, 0) + 1
+        return dict(sorted(found.items()))
 
     def log_tail(self, num_lines: int = 20) -> str:
         """The end of the servers' log."""

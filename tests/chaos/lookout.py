@@ -101,8 +101,15 @@ class Lookout(threading.Thread):
         if found:
             self.answer_ms.append(own_ns / 1e6)
             self.last = found
+            if found.get("internal_errors"):
+                self._tally.trouble(f"{found['internal_errors']} internal errors of the server")
             for name, value in found.items():
                 self.most[name] = max(value, self.most.get(name, 0))
+
+    def memory_samples(self) -> list[tuple[float, float]]:
+        """Seconds since the present incarnation was seen first, and MiB; one in five."""
+        samples = self._samples[::5]
+        return [(round(s - samples[0][0], 1), round(rss / (1 << 20), 2)) for s, rss in samples]
 
     def _was_hidden(self, begin_ns: int, end_ns: int) -> bool:
         return any(begin < end_ns and not 0 < end < begin_ns for begin, end in self._hidden)

@@ -65,6 +65,7 @@ class Tally:
         counts["wrong_bytes"] = found["wrong_bytes"]
         counts["verified_pages"] = found["verified_pages"]
         counts["calls"] = found["calls"]
+        counts.update({f"adapter.{name}": n for name, n in found["counters"].items()})
         with self._lock:
             self._live[who, rank] = counts
             self._live_hooks[who, rank] = found["hooks"]
@@ -89,6 +90,15 @@ class Tally:
             for counts in self._live.values():
                 total += counts
             return total
+
+    def adapter(self) -> dict[str, int]:
+        """The adapter's own counters, of all ranks and incarnations; gauges among them add up."""
+        found = self.sums().items()
+        return {
+            name.removeprefix("adapter."): count
+            for name, count in sorted(found)
+            if name.startswith("adapter.")
+        }
 
     def troubles(self) -> list[str]:
         """What must not happen and did, the first of it."""

@@ -18,6 +18,7 @@ def report(loads: int = 0, wrong: tuple[str, ...] = (), **more: Any) -> dict[str
         "calls": 1,
         "hooks": hooks,
         "counts": {"loads": loads, "requests": 10},
+        "counters": {"pages_loaded": 3 * loads},
         **more,
     }
 
@@ -33,6 +34,7 @@ def test_the_last_report_of_a_rank_counts() -> None:
     assert (tally.sums()["loads"], tally.sums()["verified_pages"]) == (9, 18)
     tally.ended("a#2", 1)
     tally.ended("a#2", 1)
+    assert tally.adapter() == {"pages_loaded": 27}
     assert tally.sums()["loads"] == 9
 
 
