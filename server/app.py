@@ -33,7 +33,7 @@ from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator
 from server.shell.guard import Guard
-from server.shell.heap import use_small_pages
+from server.shell.heap import Heap, use_small_pages
 from server.shell.journal import STDOUT, Journal
 from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, ThreadDiedError, make_socket
@@ -175,6 +175,7 @@ class Server:
                 self._allocator.remove(file)
         names = {self._found.files[extent].geometry.fingerprint for extent in kept}
         adoption.forget_namespaces(self._arena.directory, self._found, names)
+        Heap().trim()  # it took several times what it leaves, and malloc would keep that
         self._adopted_s = (clock.now_ns() - begun_ns) / clock.NS_PER_S
 
     def run(self) -> None:

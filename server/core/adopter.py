@@ -180,7 +180,7 @@ class Adopter:
         ends = np.searchsorted(found_rows.file[rows], np.arange(len(base) + 1))
         extents = []
         for number in np.flatnonzero(stays).tolist():
-            local = found_rows.local[rows[ends[number] : ends[number + 1]]]
+            local = found_rows.local[rows[ends[number] : ends[number + 1]]].astype(np.int64)
             extent = self._add_extent(owner, family.found[number], local)
             extent.used_us = float(family.used_us[number])
             base[number] = extent.base
@@ -234,7 +234,9 @@ class Adopter:
         newest = cells.max(axis=1)
         order = np.flatnonzero(loaded.lacks)
         for at in order[np.argsort(held.depth[nodes[order]], kind="stable")].tolist():
-            instance = InstanceId(bytes(rows.owner[newest[at]]))
+            row = newest[at]
+            record = family.found[rows.file[row]].records[rows.local[row]]
+            instance = InstanceId(bytes(record["owner"]))
             owner.leaves.watch(int(loaded.number[at]), instance, self._clock.now_us)
         return nodes.size
 

@@ -27,7 +27,7 @@ MAX_GENERATION = 1 << 62
 _BLOCK = 2048
 _FIRST_BYTES = 256
 _KEY = np.dtype((np.void, ID_BYTES))
-_TAKEN = ("key", "parent", "owner", "generation", "stamp")
+_TAKEN = ("key", "parent", "generation", "stamp")
 
 Ints = NDArray[np.int64]
 
@@ -37,28 +37,22 @@ class Rows:
     """Sound records of one namespace, as arrays of one length n.
 
     Attributes:
-        file: int64[n], which of the extents the record lies in.
-        local: int64[n], its slot within the extent.
-        shard: int64[n].
+        file: int32[n], which of the extents the record lies in.
+        local: int32[n], its slot within the extent.
+        shard: int32[n].
         key: V16[n].
         parent: V16[n], zero bytes at a chain's start.
-        owner: V16[n], the engine that stored it.
         generation: uint64[n].
         stamp: uint64[n], nanoseconds, of any clock.
     """
 
-    file: Ints
-    local: Ints
-    shard: Ints
+    file: NDArray[np.int32]
+    local: NDArray[np.int32]
+    shard: NDArray[np.int32]
     key: NDArray[np.void]
     parent: NDArray[np.void]
-    owner: NDArray[np.void]
     generation: NDArray[np.uint64]
     stamp: NDArray[np.uint64]
-
-    def take(self, where: NDArray[Any]) -> Rows:
-        """The same arrays at some places, in that order."""
-        return Rows(**{name: getattr(self, name)[where] for name in self.__dataclass_fields__})
 
 
 def sound_rows(
@@ -95,9 +89,9 @@ def sound_rows(
         parts.append(block if fits.all() else block[fits])
     found = np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
     rows = Rows(
-        file=np.full(len(found), file, np.int64),
-        local=np.concatenate(places) if places else np.zeros(0, np.int64),
-        shard=np.full(len(found), geometry.shard, np.int64),
+        file=np.full(len(found), file, np.int32),
+        local=np.concatenate([np.zeros(0, np.int64), *places]).astype(np.int32),
+        shard=np.full(len(found), geometry.shard, np.int32),
         **{name: np.ascontiguousarray(found[name]) for name in _TAKEN},
     )
     return rows, {"torn": torn, "not of this extent": strange}
@@ -109,10 +103,13 @@ def joined(parts: list[Rows]) -> Rows:
     Args:
         parts: at least one.
     """
-    names = Rows.__dataclass_fields__
-    rows = Rows(**{name: np.concatenate([getattr(one, name) for one in parts]) for name in names})
-    order = np.argsort(rows.generation, kind="stable")
-    return rows.take(order)
+
+    def whole(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(one, name) for one in parts])
+
+    order = np.argsort(whole("generation"), kind="stable")
+    # Field by field: three copies of all of them would be most of what a start needs of memory.
+    return Rows(**{name: whole(name)[order] for name in Rows.__dataclass_fields__})
 
 
 @dataclass

@@ -57,6 +57,9 @@ class Reclaimer:
     def begin(self, demand: Demand, force: bool) -> bool:
         """Starts making room.
 
+        None while what a former server's engines still have mapped is more than the budget leaves:
+        whatever was emptied then would make no room.
+
         Args:
             demand: for whom; may not be among the demands yet.
             force: take what is not clearly older, too.
@@ -64,6 +67,8 @@ class Reclaimer:
         Returns:
             Whether room can be expected.
         """
+        if self._growth.free_bytes < 0:
+            return False
         if self._shortage_bytes(demand) <= 0:
             return True
         if self._victim(demand, force) is None:

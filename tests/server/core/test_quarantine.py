@@ -159,6 +159,41 @@ def test_files_that_were_not_taken_over_count_while_somebody_has_them_mapped() -
     assert growth.free_bytes == growth._config.arena_bytes - growth.used_bytes
 
 
+def test_evicting_a_long_line_stops_at_what_is_sealed() -> None:
+    world = with_strangers(extents=3, slots=16, names=("x",))
+    b = joined(world)
+    longer = chain("x", 16) + chain("w", 32)[16:]
+    assert b.save(longer) == 32  # all in one extent, which follows sealed ones
+    assert b.save(chain("y", 16)) == 16
+    assert b.lookup(chain("x", 16)).ready == 16
+    assert b.lookup(longer).ready == 16
+
+
+def test_nobody_is_evicted_for_room_that_mapped_files_of_old_engines_take() -> None:
+    old = World(config(6, 8))
+    for name in ("here", "gone"):
+        engine = old.engine(name)
+        engine.register(namespace(name))
+        for number in range(2):
+            old.step(SECOND)
+            engine.save(chain(f"x{number}", 8))
+    reborn.kill(old)
+    # Only the engine of the older one is left, and there is room for the newer one alone.
+    old.strangers = [one for one in old.strangers if one.space == fingerprint(namespace("here"))]
+    world, _ = reborn.reborn(old, config(2, 8))
+    state = world.core._state
+    assert {one.owner.namespace.model_id for one in state.arena.extents.values()} == {"gone"}
+    assert state.growth.free_bytes < 0
+    late = world.engine("late")
+    body = late.register_body(namespace("late"))
+    world.core.pool_offered(late.process, late.pool, body.memory.size_bytes)  # type: ignore[union-attr]
+    assert late.error(body) is ErrorCode.NO_ROOM
+    assert world.core.stats()["chunks"] == 16
+    leave(world)
+    assert late.ask(body).session
+    world.core.check_integrity()
+
+
 def test_leaves_are_on_offer_again_slice_by_slice() -> None:
     world = with_strangers(extents=1, slots=600, names=("x",))
     world.strangers.pop()
