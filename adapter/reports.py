@@ -127,6 +127,12 @@ def _take_new(
     pages = reported_pages(report, geometry.num_groups)
     draft.hand_out(pages, matched // geometry.tokens_per_block)
     state = table.find(int(report.request_id))
+    overdue = table.take_overdue(int(report.request_id))
+    if overdue and state is None:
+        draft.failures.append(
+            f"request {report.request_id}: {overdue} tokens were promised, and given up when it "
+            "was not heard of for a minute"
+        )
     if state is None or state.finished:
         return  # never queried nor allocated through us: its scope is unknown, so it is not saved
     if state.reported:

@@ -8,7 +8,7 @@ classes. Runs in: the executor's thread.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,9 @@ EXPIRE_EVERY: Final = 16
 
 MAX_FINISHED: Final = 8192
 """Finished requests that are remembered, to answer late and repeated calls."""
+
+MAX_OVERDUE: Final = 1024
+"""Ids of forgotten requests that are remembered because they had been promised tokens."""
 
 
 @dataclass
@@ -62,6 +65,7 @@ class RequestTable:
         self._unreported: dict[RequestKey, RequestState] = {}
         self._expire_again_at = 0
         self._finished: deque[RequestState] = deque()
+        self._overdue: OrderedDict[int, int] = OrderedDict()
         self._next_key = 1
 
     def __len__(self) -> int:
@@ -118,6 +122,7 @@ class RequestTable:
         if state is None:
             state = self._enter(facts)
         state.seen_iteration, state.seen_s = iteration, now_s
+        self._overdue.pop(facts.request_id, None)
         return state
 
     def _enter(self, facts: RequestFacts) -> RequestState:
@@ -253,8 +258,25 @@ class RequestTable:
             and now_s - state.seen_s > EXPIRE_S
         ]
         for state in gone:
+            if state.offer is not None:
+                self._overdue[state.facts.request_id] = state.offer.num_tokens
             self.drop(state)
+        while len(self._overdue) > MAX_OVERDUE:
+            self._overdue.popitem(last=False)
         return len(gone)
+
+    def take_overdue(self, request_id: int) -> int:
+        """Tokens that a request had been promised when it was taken for cancelled.
+
+        It is reported after all, and counts them as computed; nothing can fill them any more.
+
+        Args:
+            request_id: the host's id.
+
+        Returns:
+            0 for all others.
+        """
+        return self._overdue.pop(request_id, 0)
 
     def take_returns(self) -> Returns:
         """What is to be told to the server since the last call."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.requests import EXPIRE_EVERY, EXPIRE_ITERATIONS, EXPIRE_S, MAX_FINISHED, RequestTable
+from adapter.requests import (
+    EXPIRE_EVERY,
+    EXPIRE_ITERATIONS,
+    EXPIRE_S,
+    MAX_FINISHED,
+    MAX_OVERDUE,
+    RequestTable,
+)
 from protocol.keys import ReuseScope
 from tests.adapter.hostlike import facts, geometry, offer, standing, tokens
 
@@ -178,3 +185,26 @@ def test_an_offer_taken_up_in_part_loads_the_block_it_ends_in() -> None:
     table.shorten(state, 8)
     assert standing(state) is None
     assert [count for _, _, count in table.take_returns().releases] == [1, 5, 0]
+
+
+def test_what_was_promised_to_one_that_expired_is_remembered_until_it_is_asked_again() -> None:
+    table = RequestTable(geometry())
+    for number, is_promised in ((1, True), (2, True), (3, False)):
+        state = table.admit(facts(number, PROMPT), 1, 0.0)
+        state.allocated = True
+        if is_promised:
+            state.offer = offer(geometry(), 8, 36)
+    assert table.expire(1000, 1000.0) == 3
+    assert [table.take_overdue(number) for number in (1, 1, 3, 4)] == [28, 0, 0, 0]
+    table.admit(facts(2, PROMPT), 1001, 1001.0)
+    assert table.take_overdue(2) == 0
+
+
+def test_what_is_remembered_of_expired_ones_is_bounded() -> None:
+    table = RequestTable(geometry())
+    for number in range(MAX_OVERDUE + 10):
+        state = table.admit(facts(number, PROMPT), 1, 0.0)
+        state.allocated, state.offer = True, offer(geometry(), 8, 36)
+    table.expire(1000, 1000.0)
+    assert table.take_overdue(9) == 0
+    assert table.take_overdue(10) == 28
