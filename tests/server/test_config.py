@@ -69,6 +69,7 @@ def test_a_shown_size_reads_back_nearly(num_bytes: int) -> None:
         ("extent-size", "100001"),
         ("arena-dir", "here"),
         ("log-level", "chatty"),
+        ("arena-at-exit", "burn"),
     ],
 )
 def test_b37_out_of_range_is_refused_with_the_range(key: str, value: str) -> None:
@@ -76,6 +77,13 @@ def test_b37_out_of_range_is_refused_with_the_range(key: str, value: str) -> Non
         config.read({**ENDPOINT, key: value}, {})
     assert caught.value.code == ErrorCode.INVALID_CONFIG
     assert key in caught.value.message
+
+
+def test_the_arena_stays_unless_somebody_says_otherwise() -> None:
+    assert config.read(ENDPOINT, {}).arena_at_exit == "keep"
+    assert config.read(ENDPOINT, {"KVKEEP_ARENA_AT_EXIT": "Remove"}).arena_at_exit == "remove"
+    typed = {**ENDPOINT, "arena-at-exit": "keep"}
+    assert config.read(typed, {"KVKEEP_ARENA_AT_EXIT": "remove"}).arena_at_exit == "keep"
 
 
 def test_who_set_a_wrong_value_is_said() -> None:

@@ -24,6 +24,7 @@ def test_help_names_every_command_and_the_options_of_launch() -> None:
     assert result.exit_code == 0
     for option in ("--endpoint", "--l1-size", "--arena-dir", "--extent-size", "--log-level"):
         assert option in result.output
+    assert "--arena-at-exit" in result.output
     assert "cgroup" not in result.output
     for said in ("absolute", "1M to 16T", "64K to 1G", "4096 bytes", "WARNING", "[default:"):
         assert said in " ".join(result.output.split())
