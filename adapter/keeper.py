@@ -192,7 +192,8 @@ class Keeper:
         wanted = self._orders.registration
         is_closing = self._orders.close_by_ns is not None
         is_other = visit.registration is not None and visit.registration is not wanted
-        if is_other and not is_closing:
+        is_asking = visit.duties is None and visit.may_leave  # the answer names what is to be ended
+        if is_other and not (is_closing or is_asking):
             # Over a new side connection: from the end of the old one on nothing is offered under
             # the old registration, and it can be ended when what was offered has been loaded.
             self._end_stay("another registration is wanted", now_ns)

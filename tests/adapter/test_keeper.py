@@ -253,3 +253,20 @@ def test_what_is_withdrawn_is_ended_when_it_is_loaded(house: Household, short_di
         assert len(server.bodies(Op.REGISTER_KV_CACHE)) == 1
         bench.close()
         assert bench.keeper.outcome.is_acknowledged
+
+
+def test_what_is_withdrawn_while_it_is_asked_for_is_ended_too(
+    house: Household, short_dir: Path
+) -> None:
+    house.formers._offers.lead()
+    with Responder(short_dir) as server:
+        server.delay_s[Op.REGISTER_KV_CACHE] = 0.3
+        bench = Bench(house, server.url)
+        bench.keeper.start()
+        bench.register()
+        until(lambda: server.bodies(Op.REGISTER_KV_CACHE))
+        bench.orders.registration = None
+        bench.wake.set()
+        until(lambda: server.bodies(Op.UNREGISTER))
+        assert [body.session for body in server.bodies(Op.UNREGISTER)] == [1]
+        bench.close()
