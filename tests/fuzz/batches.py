@@ -17,14 +17,14 @@ from tests.fuzz.mutate import Material, mutate
 from tests.fuzz.wire import Template
 
 BATCH = 1000
-FORMAT_EVERY = 40
+FORMAT_EVERY = 20
 """One execution in so many is about a file, a blob or a URL instead of a message."""
 
 THOROUGH = 0.25
 """Share of what is let through that is compared with the page and with itself."""
 
 LONG_BYTES = 100_000
-"""Messages so long are always compared: few of them are near the limits of a whole frame."""
+"""Messages so long are near a frame's limits: compared always if they grew, else never."""
 
 _MEMORY_BYTES = 1 << 20
 _MEMORY_TIMES = 24
@@ -103,9 +103,13 @@ class DecoderFuzz:
                 raise Finding(f"an untyped error: {type(error).__name__}: {error}") from error
             now = clock()
             taken, last = now - last, now
-            if value is not None and (uniform() < THOROUGH or len(data) > LONG_BYTES):
-                self._thorough(target, data, value)
-                last = clock()
+            if value is not None:
+                thorough = uniform() < THOROUGH
+                if len(data) > LONG_BYTES:
+                    thorough = len(data) > len(template.data)
+                if thorough:
+                    self._thorough(target, data, value)
+                    last = clock()
             if taken > slowest:
                 slowest = taken
                 if taken > decode.SLOW_S:

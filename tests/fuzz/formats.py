@@ -207,7 +207,7 @@ _PARTS = (
 
 
 def _draw_url(draw: random.Random) -> bytes:
-    start = draw.choice(("ipc:///", "tcp://127.0.0.1:", "tcp://[::1]:", "tcp://", ""))
+    start = draw.choice(("ipc:///", "ipc://", "tcp://127.0.0.1:", "tcp://[::1]:", "inproc://", ""))
     text = start + "".join(draw.choices(_PARTS, k=draw.randrange(4)))
     return text.encode("utf-8", "surrogatepass")
 

@@ -146,6 +146,7 @@ class SequenceFuzz:
             truth.settle()
         truth.settle()
         truth.audit()
+        require(truth.core.accounted_bytes() >= 0, "memory: less than nothing")
         stats = truth.core.stats()
         for name in _ENDED:
             require(stats[name] == 0, f"left behind: {name} {stats[name]}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
-from protocol import codec, endpoint, errors, extents, frames, keys, layout
+from protocol import codec, endpoint, errors, extents, frames, keys, layout, side
 from protocol import messages as m
 from protocol.errors import ErrorCode, KvkeepError
-from protocol.ids import ExtentId, Fingerprint, InstanceId, Token
-from protocol.session import ClientSession
+from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, Token
+from protocol.session import ClientSession, ServerSession
 from tests.fuzz.finding import Finding, require
 from tests.server.core.spaces import SPACES
 
@@ -29,6 +30,7 @@ def stray_calls() -> None:
         Finding: one is not answered as it must be.
     """
     _client_half()
+    _server_half()
     _refused_values()
     _shapes()
     _places()
@@ -58,11 +60,27 @@ def _client_half() -> None:
     )
     client.receive(frames.pack_reply(1, seq, reply), 1)
     seq, _ = client.request(m.Ping(), 1, 1)
+    answer = client.receive(frames.pack_reply(6, seq, m.Done()), 1)
+    require(answer is not None and answer.body == m.Done(), "an answer: not its own")
+    seq, _ = client.request(m.Ping(), 1, 1)
     require(client.num_awaited == 1, "a client's half: one is awaited")
     _refused(lambda: client.receive(frames.pack_reply(30, seq, m.StatsReply(values={})), 1))
     require(client.receive(frames.pack_reply(6, seq, m.Done()), 1) is None, "a late reply: kept")
     seq, _ = client.request(m.Ping(), 1, 1)
     client.forget(seq)
+
+
+def _server_half() -> None:
+    """What the core looks at before it asks this half."""
+    server = ServerSession(Epoch(b"e" * 16), ArenaId(b"a" * 16))
+    hello = m.Hello(token=b"t", instance=INSTANCE, major=1, minor=0)
+    _refused(lambda: server.accept(hello))
+    hello = msgspec.structs.replace(hello, token=b"t" * 16)
+    require(server.accept(hello) == 0 and server.num_open == 0, "a greeting: not accepted")
+    _refused(lambda: server.accept(msgspec.structs.replace(hello, instance=b"j" * 16)))
+    packet = side.PoolAccepted(pool=b"p" * 16)
+    require(side.unpack_from_server(side.pack(packet)) == packet, "a packet: changed")
+    require(m.as_plain(m.Done()) == {}, "a body: not plain")
 
 
 def _refused_values() -> None:
@@ -101,7 +119,9 @@ def _shapes() -> None:
     geometry = extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 4096, 1 << 18)
     require(geometry.slot_offset_bytes(1) - geometry.slot_offset_bytes(0) == 4096, "slots: apart")
     require(geometry.generation_offset_bytes(0) == 4096 + 56, "a generation: elsewhere")
-    extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 1 << 20, 4096)
+    for file_bytes in range(4096, 1 << 18, 4096):
+        geometry = extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 128, file_bytes)
+        require(geometry.num_slots == 1 or geometry.file_bytes <= file_bytes, "a cut: too long")
 
 
 def _places() -> None:

@@ -125,6 +125,7 @@ class Truth:
         """A server starts; the arena's files are as they were."""
         self.config = config
         self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
+        self.core.tell_more(dict)
         self.draining = False
         self.jobs: dict[int, fx.StartCopy] = {}
         self.aims: dict[int, dict[int, Spans]] = {}

@@ -108,9 +108,23 @@ class Verbs(Actor):
                 self.hurry()
             self.report(step._replace(a=0, m=0))
 
+    def greet(self, step: Step) -> None:
+        """HELLO once more, over a connection that is known or not, in some other way."""
+        process = pick(self.alive(), step.a)
+        if process is not None:
+            body = m.Hello(
+                token=b"" if step.b % 5 == 0 else process.token,
+                instance=process.instance,
+                major=2 if step.c % 4 == 0 else 1,
+                minor=step.c % 3,
+            )
+            self.ask(process, body, step)
+
     def unregister(self, step: Step) -> None:
         process = self.who(step.a)
         if process is not None:
+            if step.c % 3 == 0:  # what it asked a moment ago may be under way still
+                self.lookup(step._replace(m=0, c=1))
             self.ask(process, m.Unregister(session=self.seat(process, step.b)), step)
 
     def quiet(self, step: Step) -> None:
@@ -377,6 +391,7 @@ WEIGHTS: dict[str, int] = {
     "join": 2,
     "register": 5,
     "unregister": 3,
+    "greet": 2,
     "quiet": 2,
     "exit": 3,
     "drop": 1,
