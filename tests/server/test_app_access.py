@@ -178,7 +178,7 @@ def test_a_members_exit_is_noticed_like_any_other(short_dir: Path, shm_dir: Path
         with Engine(server.url, server.side_path) as watcher:
             assert run_as(register, UID, MEMBER) == "registered"
             assert wait_until(lambda: stats(watcher)["processes"] == 1, 10)
-            assert stats(watcher)["sessions"] == 0
+            assert wait_until(lambda: stats(watcher)["sessions"] == 0, 10)
 
 
 @needs_root
