@@ -23,6 +23,7 @@ from protocol.ids import Epoch
 from server import config as settings
 from server import fitting
 from server.config import ServerConfig
+from server.core.adoption import Adoption
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
 from server.shell import access, adoption, clock, parties
@@ -111,17 +112,7 @@ class Server:
         self._complaints = Complaints()
         queue: ReportQueue = deque()
         self._router = make_socket(self._context)
-        core = Core(
-            CoreConfig(
-                arena_bytes=self.arena_bytes,
-                extent_bytes=self.extent_bytes,
-                side_path=self._side_path,
-                incomplete_timeout_s=self._config.incomplete_timeout_s,
-            ),
-            self._epoch,
-            self._arena.id,
-            os.urandom,
-        )
+        core = self._heir()
         # It is up once CopierReady says so; what is to be mapped before that waits for it.
         core.copier_lost(HOST_COPIER, clock.now_ns())
         self._loop = Loop(self._router, core, queue, self._complaints, DRAIN_LIMIT_S)
@@ -151,7 +142,7 @@ class Server:
         )
         links = {HOST_COPIER: CopierLink()}
         self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
-        self._adopt(core)
+        self._take_over()
         self._guard = Guard(
             self._config.endpoint, self._sides.pids, core.accounted_bytes, self._complaints
         )
@@ -159,24 +150,38 @@ class Server:
         core.tell_more(self._complaints.figures)
         self._loop.each_second = self._look_at_sockets
 
-    def _adopt(self, core: Core) -> None:
-        """Takes over what a predecessor held; what the core does not want is removed."""
-        begun_ns = clock.now_ns()
-        gc.disable()  # or it would look through the whole index again and again
+    def _new_core(self) -> Core:
+        config = CoreConfig(
+            arena_bytes=self.arena_bytes,
+            extent_bytes=self.extent_bytes,
+            side_path=self._side_path,
+            incomplete_timeout_s=self._config.incomplete_timeout_s,
+        )
+        return Core(config, self._epoch, self._arena.id, os.urandom)
+
+    def _heir(self) -> Core:
+        """A core that has what a predecessor held; one without, rather than none."""
+        core, begun_ns = self._new_core(), clock.now_ns()
         try:
             self._adoption = core.adopt(self._found.heritage(), begun_ns)
-        finally:
-            gc.enable()
+        except Exception as error:  # noqa: BLE001 - or no server would start here ever again
+            self._complaints.note("adoption_fault", repr(error), error)
+            dropped = dict.fromkeys(self._found.files, "by a fault of the server's own")
+            core, self._adoption = self._new_core(), Adoption(dropped=dropped)
+        self._adopted_s = (clock.now_ns() - begun_ns) / clock.NS_PER_S
+        return core
+
+    def _take_over(self) -> None:
+        """Passes kept extents to who works with them; what the core did not want is removed."""
         kept = set(self._adoption.kept)
         for extent, file in self._found.files.items():
             if extent in kept:
-                self._loop.actions.adopt(file, begun_ns)
+                self._loop.actions.adopt(file, clock.now_ns())
             else:
                 self._allocator.remove(file)
         names = {self._found.files[extent].geometry.fingerprint for extent in kept}
         adoption.forget_namespaces(self._arena.directory, self._found, names)
         Heap().trim()  # it took several times what it leaves, and malloc would keep that
-        self._adopted_s = (clock.now_ns() - begun_ns) / clock.NS_PER_S
 
     def run(self) -> None:
         """Serves until SIGTERM, SIGINT, or SIGHUP unless that is ignored (as nohup has it).

@@ -11,9 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 
 from protocol.errors import KvkeepError
 from protocol.extents import HEADER_DTYPE, ExtentGeometry, unpack_header
@@ -31,11 +35,22 @@ from server.shell import extents, namespacefiles, parties
 from server.shell.awaited import AwaitedParty
 from server.shell.descriptors import Descriptor
 from server.shell.extents import ExtentFile, extent_path
-from server.shell.parties import Surroundings
+from server.shell.parties import Party, Surroundings
 
 _EXTENT_NAME = re.compile(r"([0-9]{8,10})" + re.escape(extents.EXTENT_SUFFIX))
+MAX_REASONS = 8
+"""Named in the log; the rest is counted together."""
+
 _MAX_EXTENT = 1 << 31
 """Names beyond are none that a server gave; one must not make the next ids overflow."""
+
+
+class Use(Enum):
+    """What other processes have an extent open or mapped for."""
+
+    NONE = 0
+    READ = 1
+    WRITTEN = 2
 
 
 class NotAdoptableError(Exception):
@@ -97,24 +112,36 @@ def look(directory: str, arena: ArenaId, here: Surroundings) -> Found:
     """
     found = Found()
     try:
-        in_use = _open_extents(found, directory, arena)
+        with _leases_broken_in_silence():
+            uses = _open_extents(found, directory, arena)
         found.namespaces, bad = namespacefiles.read(directory)
         for path, why in bad.items():
             _remove(found, path, why)
-        _judge_parties(found, directory, here, in_use)
+        _judge_parties(found, directory, here, uses)
     except BaseException:
         found.close()
         raise
     return found
 
 
-def _open_extents(found: Found, directory: str, arena: ArenaId) -> frozenset[Fingerprint]:
-    """Opens the extents.
+@dataclass
+class _Uses:
+    """Namespaces with an extent that another process has open, or may have."""
 
-    Returns:
-        Namespaces with an extent that another process has open, or may have.
-    """
-    in_use: set[Fingerprint] = set()
+    read: set[Fingerprint] = field(default_factory=set)
+    written: set[Fingerprint] = field(default_factory=set)
+
+    def touched_by(self, party: Party | None) -> frozenset[Fingerprint]:
+        """Those of which a party may have something open; None for one that is not known."""
+        if party is None:
+            return frozenset(self.read)
+        if party.fingerprints is None:  # the server's own, which map files to write in them
+            return frozenset(self.written)
+        return frozenset(self.read) & party.fingerprints
+
+
+def _open_extents(found: Found, directory: str, arena: ArenaId) -> _Uses:
+    uses = _Uses()
     for name in sorted(os.listdir(directory)):
         match = _EXTENT_NAME.fullmatch(name)
         if match is None:  # whatever else lies there is not ours
@@ -125,14 +152,16 @@ def _open_extents(found: Found, directory: str, arena: ArenaId) -> frozenset[Fin
         try:
             if path != extent_path(directory, extent) or extent >= _MAX_EXTENT:
                 raise NotAdoptableError("not a name that a server gives")
-            file, is_alone = reopen(directory, extent, arena)
+            file, use = reopen(directory, extent, arena)
         except NotAdoptableError as error:
             _remove(found, path, str(error))
             continue
         found.files[extent] = file
-        if not is_alone:
-            in_use.add(file.geometry.fingerprint)
-    return frozenset(in_use)
+        if use is not Use.NONE:
+            uses.read.add(file.geometry.fingerprint)
+        if use is Use.WRITTEN:
+            uses.written.add(file.geometry.fingerprint)
+    return uses
 
 
 def _remove(found: Found, path: str, why: str) -> None:
@@ -143,7 +172,7 @@ def _remove(found: Found, path: str, why: str) -> None:
     found.dropped[why] += 1
 
 
-def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile, bool]:
+def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile, Use]:
     """Opens an extent file that a predecessor left.
 
     Args:
@@ -152,8 +181,7 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
         arena: whose it must be.
 
     Returns:
-        The file, which the caller closes, and whether the kernel says that no other process has
-        it open or mapped.
+        The file, which the caller closes, and what others have it open or mapped for.
 
     Raises:
         NotAdoptableError: it is torn, foreign, of another format, or cannot be opened.
@@ -164,7 +192,7 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
         # Without O_NONBLOCK a pipe would keep the start waiting.
         fds.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
         geometry = _check_whole(fds[0], extent, arena)
-        is_alone = _is_alone(fds[0])
+        use = _use(fds[0])
         os.fchmod(fds[0], 0o600)
         # This very file, whatever its name stands for by now.
         fds.append(os.open(f"/proc/self/fd/{fds[0]}", os.O_RDWR | os.O_CLOEXEC))
@@ -181,7 +209,7 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
         text = error.message if isinstance(error, KvkeepError) else text
         raise NotAdoptableError(text or str(error)) from error
     readable, writable = map(Descriptor, fds)
-    return ExtentFile(geometry, path, writable, readable, records), is_alone
+    return ExtentFile(geometry, path, writable, readable, records), use
 
 
 def _check_whole(fd: int, extent: ExtentId, arena: ArenaId) -> ExtentGeometry:
@@ -200,26 +228,38 @@ def _check_whole(fd: int, extent: ExtentId, arena: ArenaId) -> ExtentGeometry:
     return geometry
 
 
-def _is_alone(fd: int) -> bool:
-    """Whether no other open file or mapping of it exists, in whatever process or container.
+def _use(fd: int) -> Use:
+    """What open files and mappings of it exist, in whatever process and container.
 
-    The kernel grants a write lease only then. It is given back at once.
+    The kernel grants a write lease only where there is none besides this read-only one, and a
+    read lease only where none is writable. They are given back at once.
     """
+    for lease, use in ((fcntl.F_WRLCK, Use.NONE), (fcntl.F_RDLCK, Use.READ)):
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, lease)
+        except OSError:  # somebody has it, or such leases are not to be had here
+            continue
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return use
+    return Use.WRITTEN
+
+
+@contextmanager
+def _leases_broken_in_silence() -> Iterator[None]:
+    """Ignores SIGIO, of which a process ends.
+
+    The kernel sends it to who has the lease of a file that somebody opens in that moment.
+    """
+    old = signal.signal(signal.SIGIO, signal.SIG_IGN)
     try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except OSError:  # somebody has it, or such leases are not to be had here
-        return False
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return True
+        yield
+    finally:
+        signal.signal(signal.SIGIO, signal.SIG_DFL if old is None else old)
 
 
-def _judge_parties(
-    found: Found, directory: str, here: Surroundings, in_use: frozenset[Fingerprint]
-) -> None:
+def _judge_parties(found: Found, directory: str, here: Surroundings, uses: _Uses) -> None:
     for path, party in parties.read(directory).items():
-        touched = in_use
-        if not isinstance(party, str) and party.fingerprints is not None:
-            touched = in_use & party.fingerprints
+        touched = uses.touched_by(None if isinstance(party, str) else party)
         if not touched:  # whatever became of the process, it has nothing of it open
             parties.drop(path)
             continue
@@ -268,7 +308,7 @@ def summary(found: Found, adoption: Adoption) -> str:
     parts = [f"adopted {adoption.num_chunks} chunks in {len(adoption.kept)} extents"]
     dropped = found.dropped + Counter(adoption.dropped.values())
     if dropped:
-        parts.append("dropped extents: " + _counted(dropped))
+        parts.append("dropped files: " + _counted(dropped))
     if adoption.records_dropped:
         parts.append("dropped records: " + _counted(Counter(adoption.records_dropped)))
     if found.awaited:
@@ -288,4 +328,7 @@ def has_lost(found: Found, adoption: Adoption) -> bool:
 
 
 def _counted(reasons: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    shown = sorted(reasons.most_common(MAX_REASONS))
+    more = reasons.total() - sum(count for _, count in shown)
+    parts = [f"{count} {reason}" for reason, count in shown]
+    return ", ".join([*parts, f"{more} for other reasons"] if more else parts)

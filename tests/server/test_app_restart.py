@@ -145,7 +145,7 @@ def test_other_sizes_adopt_what_fits(
             hits = kept.check(engine)
             assert least <= hits <= ALL
             assert stats(engine)["arena_used_bytes"] <= stats(engine)["arena_bytes"]
-            assert (hits == ALL) == ("dropped extents" not in server.log())
+            assert (hits == ALL) == ("dropped files" not in server.log())
             more = Kept(keys=dict(kept.keys), pages=dict(kept.pages))
             try_save(more, engine, 99)  # room or not, it is an answer
             more.check(engine)
@@ -251,6 +251,46 @@ def test_spoilt_files_neither_stop_the_start_nor_are_served(short_dir: Path, shm
         assert kept.save(engine, range(50, 53)) == 3 * CHUNKS
         kept.check(engine)
     assert (shm_dir / "a" / "00000077.extent").is_dir()
+
+
+def test_a_fault_in_taking_over_costs_the_content_and_not_the_server(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    kept = Kept()
+    first_life(short_dir, shm_dir / "a", kept, "SIGTERM")
+    script = (
+        "import sys\n"
+        "from server.core.dispatch import Core\n"
+        "def fail(*arguments): raise RuntimeError('as asked')\n"
+        "Core.adopt = fail\n"
+        "from server.__main__ import main\n"
+        "main()\n"
+    )
+    prefix = (sys.executable, "-c", script, "launch")
+    command = [*prefix, "--endpoint", f"ipc://{short_dir}/s", "--arena-dir", str(shm_dir / "a")]
+    with open(short_dir / "second.log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, *heirs.ARGUMENTS], cwd=ROOT, stdout=subprocess.PIPE, stderr=log
+        )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"kvkeep ready")
+        url, side_path = f"ipc://{short_dir}/s", f"{short_dir}/s.side"
+        with Engine(url, side_path, num_pages=CHUNKS) as engine:
+            engine.register()
+            engine.pump_while_waiting()
+            assert kept.check(engine) == 0
+            assert kept.save(engine, range(200, 203)) == 3 * CHUNKS
+            assert kept.check(engine) == 3 * CHUNKS
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    said = (short_dir / "second.log").read_text()
+    assert "adoption_fault" in said
+    assert "as asked" in said
+    assert "by a fault of the server's own" in said
+    with launch(short_dir, shm_dir / "a") as server, connect(server) as engine:
+        assert kept.check(engine) == 3 * CHUNKS
 
 
 def test_killed_at_any_instant_it_loses_only_what_was_not_committed(

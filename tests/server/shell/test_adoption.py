@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, Token
 from protocol.namespace import fingerprint
 from server.core.adoption import HOLDS_NOTHING, Adoption
 from server.shell import adoption, extents, namespacefiles, parties
-from server.shell.adoption import Found, NotAdoptableError
+from server.shell.adoption import MAX_REASONS, Found, NotAdoptableError, Use
 from server.shell.parties import Parties, Party, Surroundings
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.test_namespacefiles import NAMESPACE
@@ -220,7 +221,7 @@ def test_what_is_no_whole_extent_goes_and_the_others_stay(
     assert os.path.lexists(path) == (spoil is folder)
     assert found.next_extent == 3  # its number is not given again
     text = adoption.summary(found, Adoption(kept=[ExtentId(1)]))
-    assert f"dropped extents: 1 {said}" in text
+    assert f"dropped files: 1 {said}" in text
     assert adoption.has_lost(found, Adoption())
     found.close()
 
@@ -289,19 +290,21 @@ def hold(directory: Path, extent: int, flags: int) -> subprocess.Popen[bytes]:
     return made
 
 
-@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
-def test_the_kernel_says_who_else_has_an_extent(directory: Path, flags: int) -> None:
+@pytest.mark.parametrize(("flags", "use"), [(os.O_RDONLY, Use.READ), (os.O_RDWR, Use.WRITTEN)])
+def test_the_kernel_says_what_others_have_an_extent_for(
+    directory: Path, flags: int, use: Use
+) -> None:
     make(directory, 1)
     holder = hold(directory, 1, flags)
     try:
-        file, is_alone = adoption.reopen(str(directory), ExtentId(1), ARENA)
+        file, found = adoption.reopen(str(directory), ExtentId(1), ARENA)
         file.close()
-        assert not is_alone
+        assert found is use
     finally:
         holder.kill()
         holder.communicate()
-    file, is_alone = adoption.reopen(str(directory), ExtentId(1), ARENA)
-    assert is_alone
+    file, found = adoption.reopen(str(directory), ExtentId(1), ARENA)
+    assert found is Use.NONE
     file.close()
     os.chmod(file.path, 0o600)  # as a kill in the middle of it would leave the file
     adoption.reopen(str(directory), ExtentId(1), ARENA)[0].close()
@@ -351,6 +354,44 @@ def test_parties_of_nothing_that_is_open_do_not_count(
     found.close()
 
 
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_a_copier_of_another_container_counts_while_somebody_may_write(
+    directory: Path, flags: int
+) -> None:
+    """It cannot be seen from here; but a copier has its files open for writing, and engines not."""
+    make(directory, 1)
+    holder = hold(directory, 1, flags)
+    try:
+        elsewhere = Surroundings(HERE.boot, "another container")
+        Parties(str(directory), Epoch(b"o" * 16), elsewhere).own("copier", holder.pid)
+        found = look(directory)
+        assert len(found.heritage().parties) == (1 if flags == os.O_RDWR else 0)
+        found.close()
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_who_opens_the_files_at_that_moment_does_no_harm(directory: Path) -> None:
+    """The kernel tells the holder of a lease by a signal that would end it."""
+    make(directory, 1)
+    path = extents.extent_path(str(directory), ExtentId(1))
+    script = f"while True: open({path!r}, 'rb').close()"
+    opener = subprocess.Popen([sys.executable, "-c", script])
+    signals: list[int] = []
+    old = signal.signal(signal.SIGIO, lambda number, frame: signals.append(number))
+    try:
+        for _ in range(300):
+            found = look(directory)
+            assert list(found.files) == [1]
+            found.close()
+        assert signals == []
+    finally:
+        opener.kill()
+        opener.wait()
+        assert signal.signal(signal.SIGIO, old) is not signal.SIG_IGN
+
+
 def test_dead_parties_go_and_what_cannot_be_read_is_awaited(directory: Path) -> None:
     make(directory, 1)
     holder = hold(directory, 1, os.O_RDONLY)  # somebody has it, so it matters who
@@ -397,5 +438,9 @@ def test_namespaces_without_extents_go(directory: Path) -> None:
         fingerprint(other).hex()
     ]
     assert adoption.summary(Found(), Adoption()) == ""
+    many = Counter({f"reason {number:02}": 1 for number in range(MAX_REASONS + 3)})
+    text = adoption.summary(Found(dropped=many), Adoption())
+    assert text.count("reason") == MAX_REASONS + 1
+    assert text.endswith(", 3 for other reasons")
     for reason, is_lost in ((HOLDS_NOTHING, False), ("no room in the arena", True)):
         assert adoption.has_lost(Found(), Adoption(dropped={ExtentId(1): reason})) == is_lost
