@@ -135,6 +135,9 @@ class Conductor:
                 server.join(_PLAYERS_END_S)
             self._count_left("files", len(files_of(Path(shared) / "a")) if server.failure else 0)
             self._server_log = server.log_kinds()
+            for kind, count in self._server_log.items():
+                if kind == "Traceback" or kind.endswith("_fault"):
+                    self.tally.trouble(f"{count} of {kind} in the servers' log")
             if self._settings.keep_log:
                 shutil.copy(server.log_path, self._settings.keep_log)
             self._count_left("processes", server.processes_left())

@@ -31,7 +31,7 @@ _PRCTL: Final = ctypes.CDLL(None).prctl
 _START_S: Final = 30.0
 _END_S: Final = 30.0
 _COPIERS_GONE_S: Final = 5.0
-_LOGGED: Final = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b[ :]+(\S+)")
+_LOGGED: Final = re.compile(r"\b(WARNING|ERROR|CRITICAL) [\w.]+: (\w+)|^(Traceback) ", re.M)
 _READY: Final = re.compile(
     r"side socket (?P<side>\S+), arena .* started in (?P<started_s>[0-9.]+) s"
 )
@@ -164,7 +164,10 @@ class Server(threading.Thread):
         match = _READY.search(line)
         if match is None:
             grip.close()
-            raise RuntimeError(f"the server said {line!r}, exit code {process.poll()}")
+            process.kill()
+            code = process.wait(_END_S)
+            _close(process)
+            raise RuntimeError(f"the server said {line!r}, exit code {code}")
         took_s = time.monotonic() - begin_s
         self.ready_s.append(took_s)
         self.now = Incarnation(grip, arena, time.monotonic_ns(), took_s, match["side"])
@@ -182,8 +185,7 @@ class Server(threading.Thread):
         self.now = None
         code = process.wait(_END_S)
         self._stops.end(process.pid)
-        if process.stdout is not None:
-            process.stdout.close()
+        _close(process)
         if number == signal.SIGKILL and code == -signal.SIGKILL:
             self._tally.event("server_kills")
         elif number == signal.SIGTERM and code == 0:
@@ -224,12 +226,12 @@ class Server(threading.Thread):
         return left
 
     def log_kinds(self) -> dict[str, int]:
-        """Lines of all servers' log above INFO, by level and the words they begin with."""
+        """Lines of all servers' log above INFO, by level and the word they begin with."""
         found: dict[str, int] = {}
         if self.log_path.exists():
             text = self.log_path.read_text(encoding="utf-8", errors="replace")
             for match in _LOGGED.finditer(text):
-                kind = f"{match[1]} {match[2]}"
+                kind = match[3] or f"{match[1]} {match[2]}"
                 found[kind] = found.get(kind, 0) + 1
         return dict(sorted(found.items()))
 
@@ -239,6 +241,11 @@ class Server(threading.Thread):
             return ""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _line_of(process: subprocess.Popen[str], limit_s: float) -> str:
