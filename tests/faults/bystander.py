@@ -29,7 +29,7 @@ from protocol.messages import (
     Unregister,
 )
 from protocol.namespace import Namespace
-from tests.wire.client import Engine, WireClient, make_keys, make_namespace
+from tests.wire.client import WAIT_S, Engine, WireClient, make_keys, make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
 NUM_KEPT = 24
@@ -53,8 +53,23 @@ def retrieve(engine: Engine, lease: bytes, count: int, start: int = 0) -> Any:
     return unpack_slots(reply.slots, count, reply.num_shards)[:, 0]
 
 
+def is_saved(engine: Engine, keys: list[bytes]) -> bool:
+    """Whether a save of pages 0 and up worked; no is an answer that invites to try again."""
+    try:
+        return engine.save(keys, list(range(len(keys)))) == len(keys)
+    except ReplyError as error:
+        if not error.retryable:
+            raise
+        return False
+
+
 def submit_store(
-    engine: Engine, keys: list[bytes], pages: list[int], store: int, start: int = 0
+    engine: Engine,
+    keys: list[bytes],
+    pages: list[int],
+    store: int,
+    start: int = 0,
+    timeout_s: float = WAIT_S,
 ) -> int:
     """Sends a STORE of ``keys[start:]`` without waiting; returns its seq."""
     return engine.wire.submit(
@@ -67,7 +82,8 @@ def submit_store(
             parent=keys[start - 1] if start else b"",
             keys=b"".join(keys[start:]),
             pages=pack_pages(pages),
-        )
+        ),
+        timeout_s,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from protocol.layout import unpack_slots
 from protocol.messages import Commit, Done, Unregister
 from protocol.side import PoolAccepted
 from tests.faults import bystander
@@ -80,6 +81,19 @@ def save(engine: Engine, keys: list[bytes]) -> None:
     sys.stdin.readline()
 
 
+def follow(engine: Engine, keys: list[bytes]) -> None:
+    """Saves its share as one rank of two; reads it where a line says, as late as that comes."""
+    bystander.fill(engine, 5)
+    assert engine.save(keys, list(range(len(keys)))) == len(keys)
+    say("ready")
+    blob = bytes.fromhex(sys.stdin.readline())
+    slots = unpack_slots(blob, len(keys), engine.namespace.num_shards)[:, engine.shard]
+    data = bystander.read_slots(engine, slots)
+    assert np.array_equal(data, engine.pages[: len(keys)])
+    say("right")
+    sys.stdin.readline()
+
+
 def greet(engine: Engine, keys: list[bytes]) -> None:
     """Has said HELLO, and nothing else."""
     say("ready")
@@ -139,7 +153,7 @@ STRANGERS = (greet, offer, enrol)
 
 ACTIONS: dict[str, Callable[[Engine, list[bytes]], None]] = {
     action.__name__: action
-    for action in (lease, retrieve, reserve, attend, save, store, commit, leave, *STRANGERS)
+    for action in (lease, retrieve, reserve, attend, save, follow, store, commit, leave, *STRANGERS)
 }
 
 

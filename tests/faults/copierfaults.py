@@ -28,7 +28,7 @@ class CopierFaults:
         rest = os.environ.get("PYTHONPATH", "")
         return {
             "PYTHONPATH": f"{path}{os.pathsep}{rest}" if rest else path,
-            "KVKEEP_TEST_COPIER": str(self.folder),
+            "KVT_COPIER": str(self.folder),
         }
 
     def arm(self, command: str, when: str, action: str) -> None:
@@ -54,9 +54,19 @@ class CopierFaults:
 
 @contextmanager
 def faulty_server(
-    folder: Path, arena_dir: Path, *sizes: str
+    folder: Path, arena_dir: Path, *sizes: str, commit_s: float = 0
 ) -> Iterator[tuple[ServerProcess, CopierFaults]]:
-    """A server whose copiers meet the faults that the test arms."""
+    """A server whose copiers meet the faults that the test arms.
+
+    Args:
+        folder: as for ``ServerProcess``.
+        arena_dir: likewise.
+        sizes: further arguments of the server.
+        commit_s: how long a STORE may await its COMMIT, instead of a minute.
+    """
     faults = CopierFaults(folder / "faults")
-    with ServerProcess(folder, arena_dir, *sizes, environ=faults.environ) as server:
+    environ = faults.environ
+    if commit_s:
+        environ["KVT_COMMIT_S"] = str(commit_s)
+    with ServerProcess(folder, arena_dir, *sizes, environ=environ) as server:
         yield server, faults

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.errors import ErrorCode, ReplyError
+from protocol.errors import ErrorCode
 from protocol.messages import (
     ChunkCountReply,
     Clear,
@@ -31,6 +31,7 @@ from tests.faults.bystander import (
     Bystander,
     engaged,
     fill,
+    is_saved,
     read_all,
     read_slots,
     retrieve,
@@ -116,15 +117,6 @@ def provoke(server: ServerProcess, faults: CopierFaults, command: str, when: str
         engine.wire.call(Clear(fingerprint=fingerprint(engine.namespace)), ChunkCountReply)
     # The model's last engine left, so its empty extents are unmapped, too.
     assert wait_until(lambda: not faults.is_armed(command, when)), (command, when)
-
-
-def is_saved(engine: Engine, keys: list[bytes]) -> bool:
-    try:
-        return engine.save(keys, list(range(len(keys)))) == len(keys)
-    except ReplyError as error:
-        if not error.retryable:
-            raise
-        return False
 
 
 COMMANDS = ("map_pool", "map_extent", "populate_step", "copy", "unmap_pool", "unmap_extent")
