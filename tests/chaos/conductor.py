@@ -35,7 +35,13 @@ GONE: Final = (
 _STOPS: Final = ("engine_stops", "copier_stops", "server_stops")
 _EVENTS: Final = (
     *("engine_kills", "server_kills", "copier_kills", *_STOPS, "engine_stops_with_offer"),
-    *("servers_killed_past_stopped_engines", "engine_starts", "server_starts", "server_ends"),
+    *(
+        "servers_killed_past_stopped_engines",
+        "servers_killed_at_start",
+        "engine_starts",
+        "server_starts",
+        "server_ends",
+    ),
     *("arena_resizes", "sockets_dropped", "sockets_hidden", "requests", "cancelled", "calls"),
     "verified_pages",
 )

@@ -149,13 +149,17 @@ class Deeds:
             return
         self._succeed(signal.SIGKILL, 0.0, event.arena)
 
+    def kill_server_twice(self, event: Event) -> None:
+        """kill -9, and kill -9 of the next one while it starts."""
+        self._succeed(signal.SIGKILL, 0.0, event.arena, stillborn_s=event.seconds)
+
     def end_server(self, event: Event) -> None:
         """SIGTERM, and the next one after a moment."""
         self._succeed(signal.SIGTERM, event.seconds, event.arena)
 
-    def _succeed(self, number: int, wait_s: float, arena: str) -> None:
+    def _succeed(self, number: int, wait_s: float, arena: str, stillborn_s: float = 0.0) -> None:
         before = self._server.now
-        order = Succession(number, wait_s, arena)
+        order = Succession(number, wait_s, arena, stillborn_s)
         self._server.succeed(order)
         order.done.wait(_SUCCESSION_S)
         if before is not None and before.arena != arena:

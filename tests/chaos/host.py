@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -67,12 +67,14 @@ class Succession:
         number: of the signal that ends it.
         wait_s: until the next one is started.
         arena: size of the next one's.
+        stillborn_s: a server is started first and killed after so long, ready or not; 0 for none.
         done: set when the next one is ready, or the run is over.
     """
 
     number: int
     wait_s: float
     arena: str
+    stillborn_s: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -133,6 +135,8 @@ class Server(threading.Thread):
             while (order := self._orders.get()) is not None:
                 self._end_present(order.number)
                 time.sleep(order.wait_s)
+                if order.stillborn_s:
+                    self._miscarry(order)
                 self._begin(order.arena)
                 order.done.set()
             code = self._end_present(signal.SIGTERM)
@@ -144,13 +148,12 @@ class Server(threading.Thread):
             if order is not None:
                 order.done.set()
 
-    def _begin(self, arena: str) -> None:
+    def _launch(self, arena: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", *self._launcher, "--endpoint", self.url]
         command += ["--arena-dir", str(self.arena_dir), "--l1-size", arena]
         command += ["--extent-size", self._extent, "--log-level", "INFO"]
-        begin_s = time.monotonic()
         with self.log_path.open("ab") as log:
-            process = self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
@@ -159,6 +162,24 @@ class Server(threading.Thread):
                 start_new_session=True,  # Ctrl-C is for the run, which then ends it
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call
             )
+
+    def _miscarry(self, order: Succession) -> None:
+        """Whatever a server has begun to adopt, or to take away, it is killed over it."""
+        process = self._launch(order.arena)
+        time.sleep(order.stillborn_s)
+        copiers = _grips(children_of(process.pid))
+        process.kill()
+        if process.wait(_END_S) == -signal.SIGKILL:
+            self._tally.event("server_kills")
+            self._tally.event("servers_killed_at_start")
+        else:
+            self._tally.trouble(f"a server ended by itself at its start: {self.log_tail()}")
+        _close(process)
+        self._await_copiers(copiers)
+
+    def _begin(self, arena: str) -> None:
+        begin_s = time.monotonic()
+        process = self._process = self._launch(arena)
         grip = Grip(process.pid)
         line = _line_of(process, _START_S)
         match = _READY.search(line)
@@ -177,7 +198,7 @@ class Server(threading.Thread):
         now, process = self.now, self._process
         if now is None or process is None:
             return 0
-        copiers = [Grip(pid) for pid in children_of(now.grip.pid) if pid not in now.copiers]
+        copiers = _grips(pid for pid in children_of(now.grip.pid) if pid not in now.copiers)
         copiers += now.copiers.values()
         now.gone_ns = time.monotonic_ns()
         now.grip.signal(number)
@@ -195,12 +216,15 @@ class Server(threading.Thread):
                 f"a server ended with {code} before it was hit with {number}; its log:\n"
                 f"{self.log_tail()}"
             )
+        self._await_copiers(copiers)
+        self._old.append(now.grip)
+        return code
+
+    def _await_copiers(self, copiers: Iterable[Grip]) -> None:
         for grip in copiers:
             if not grip.wait_gone(_COPIERS_GONE_S):
                 self._tally.trouble(f"copier {grip.pid} outlived its server by 5 s")
             self._old.append(grip)
-        self._old.append(now.grip)
-        return code
 
     def copier(self) -> Grip | None:
         """The present copier."""
@@ -241,6 +265,17 @@ class Server(threading.Thread):
             return ""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
+
+
+def _grips(pids: Iterable[int]) -> list[Grip]:
+    """Of those that are still there."""
+    found = []
+    for pid in pids:
+        try:
+            found.append(Grip(pid))
+        except (ProcessLookupError, OSError):
+            continue
+    return found
 
 
 def _close(process: subprocess.Popen[str]) -> None:

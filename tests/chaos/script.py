@@ -36,7 +36,8 @@ class Rate:
 RATES: Final[Mapping[str, Rate]] = {
     "kill_engine": Rate(7.0),
     "kill_engine_at_a_point": Rate(1.0),
-    "kill_server": Rate(1.6, (0.0, 1.2), is_early=True),
+    "kill_server": Rate(1.2, (0.0, 1.2), is_early=True),
+    "kill_server_twice": Rate(0.4, (0.05, 0.9), is_early=True),
     "kill_server_past_stopped_engine": Rate(0.9, (2.0, 6.0), is_early=True),
     "end_server": Rate(0.4, (0.0, 0.8), is_early=True),
     "kill_copier": Rate(2.0),
@@ -76,7 +77,7 @@ class Script:
     roles: tuple[str, ...] = ()
 
 
-EVERYTHING: Final = Script(RATES, ("24M", "24M", "12M", "24M", "8M", "32M", "16M"), "24M")
+EVERYTHING: Final = Script(RATES, ("36M", "36M", "18M", "36M", "10M", "48M", "24M"), "36M")
 
 RESTARTS: Final = Script(
     {"kill_server_past_stopped_engine": Rate(9.0, (4.0, 5.0))},
@@ -139,7 +140,12 @@ def draw(seed: int, length_s: float, script: Script = EVERYTHING) -> list[Event]
 
 def restarts_server(kind: str) -> bool:
     """Whether the next server is another incarnation."""
-    return kind in ("kill_server", "kill_server_past_stopped_engine", "end_server")
+    return kind in (
+        "kill_server",
+        "kill_server_twice",
+        "kill_server_past_stopped_engine",
+        "end_server",
+    )
 
 
 def _with_full_arena_at_last(events: list[Event], script: Script) -> list[Event]:

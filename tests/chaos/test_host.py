@@ -54,6 +54,17 @@ def test_servers_follow_each_other(server: Server) -> None:
     assert server.processes_left() == 0
 
 
+def test_a_server_that_is_killed_while_it_starts(server: Server) -> None:
+    follow(server, 0)
+    order = Succession(signal.SIGKILL, 0.0, "4M", stillborn_s=0.05)
+    server.succeed(order)
+    assert order.done.wait(60)
+    sums = server._tally.sums()
+    assert (sums["server_kills"], sums["servers_killed_at_start"]) == (2, 1)
+    assert server._tally.troubles() == []
+    assert stats(server.side, 5)["arena_bytes"] == 4 << 20
+
+
 def test_a_server_that_ended_by_itself_is_a_trouble(server: Server) -> None:
     follow(server, 0)
     assert server.now is not None

@@ -18,7 +18,7 @@ from tests.chaos.script import (
     restarts_server,
 )
 
-KILLS = ("kill_server", "kill_server_past_stopped_engine")
+KILLS = ("kill_server", "kill_server_twice", "kill_server_past_stopped_engine")
 
 
 def test_a_seed_is_a_script() -> None:
