@@ -16,7 +16,7 @@ from protocol import messages as m
 from server.core import effects as fx
 from server.core.config import CoreConfig
 from tests.fuzz import rebirth
-from tests.fuzz.clients import Clients, Process
+from tests.fuzz.clients import Clients, LeaseFact, Process
 from tests.fuzz.grammar import NAMES, Actor, Step, pick, register_body, store_body
 from tests.fuzz.mutate import Material
 from tests.fuzz.truth import SECOND, Seat
@@ -187,7 +187,7 @@ class Verbs(Actor):
         process = self.who(step.a)
         if process is None:
             return
-        mine = [one for one in self.clients.leases.values() if one.instance == process.instance]
+        mine = self.leases_of(process, step.x)
         lease = pick(mine, -1 - step.b % 3)
         if lease is None:
             self.lookup(step)
@@ -201,6 +201,12 @@ class Verbs(Actor):
             count=count,
         )
         self.ask(process, body, step)
+
+    def leases_of(self, process: Process, number: int) -> list[LeaseFact]:
+        """The leases of its engine; now and then, those of the others."""
+        ours = number % 12 > 0
+        leases = self.clients.leases.values()
+        return [one for one in leases if (one.instance == process.instance) is ours]
 
     def load(self, step: Step) -> None:
         """A LOOKUP and a RETRIEVE of what it found, after a save if there was none."""
@@ -217,7 +223,7 @@ class Verbs(Actor):
         process = self.who(step.a)
         if process is None:
             return
-        mine = [one for one in self.clients.leases.values() if one.instance == process.instance]
+        mine = self.leases_of(process, step.x)
         lease = pick(mine, step.b)
         whole = step.c % 3 != 0
         body = m.Release(
@@ -379,11 +385,8 @@ class Verbs(Actor):
 
 
 def _mapped(session: int, mapped: list[int], unmapped: list[int]) -> m.Mapped:
-    return m.Mapped(
-        session=session,
-        mapped=struct.pack(f"<{len(mapped)}I", *mapped),
-        unmapped=struct.pack(f"<{len(unmapped)}I", *unmapped),
-    )
+    blobs = [struct.pack(f"<{len(one)}I", *one) for one in (mapped, unmapped)]
+    return m.Mapped(session=session, mapped=blobs[0], unmapped=blobs[1])
 
 
 WEIGHTS: dict[str, int] = {
