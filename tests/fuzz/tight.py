@@ -20,6 +20,7 @@ SMALL: dict[str, int] = {
     "WALK_BLOCKS": 2,
     "PIN_SLOTS": 2,
     "SMALL_BLOCKS": 1,
+    "RESERVE_BLOCKS": 2,
     "EVICT_BLOCKS": 2,
     "FREE_BLOCKS": 1,
     "SWEEP_SLOTS": 3,
