@@ -5,6 +5,7 @@ Must not know: how deeds are done, what figures mean. The caller's thread.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -23,7 +24,7 @@ from tests.chaos.plant import Flipper
 from tests.chaos.players import Player
 from tests.chaos.processes import descriptors_of
 from tests.chaos.script import EVERYTHING, Event, Script
-from tests.chaos.stops import HANG_NS, Stops
+from tests.chaos.stops import HANG_NS, Call, Stops
 from tests.chaos.tally import Tally
 
 GONE: Final = (
@@ -45,6 +46,8 @@ _EVENTS: Final = (
     *("arena_resizes", "sockets_dropped", "sockets_hidden", "requests", "cancelled", "calls"),
     "verified_pages",
 )
+
+_KNOWN: Final = re.compile(r"arena|lock|\d+\.extent|(parties|namespaces)/[0-9a-f]+")
 
 _LINE_EVERY_S: Final = 60.0
 _IDLE_S: Final = 1.0
@@ -97,6 +100,7 @@ class Conductor:
         self.minutes: list[dict[str, Any]] = []
         self._leaks: dict[str, Any] = {}
         self._server_log: dict[str, int] = {}
+        self._parties = self._begin_ns = 0
 
     def run(self) -> dict[str, Any]:
         """Runs it.
@@ -156,6 +160,7 @@ class Conductor:
         if server.now is None:
             raise RuntimeError(f"no server: {server.failure}")
         time.sleep(_IDLE_S)  # its copier comes up
+        self._parties = num_parties(files_of(server.arena_dir))
         idle = descriptors_of(server.now.grip.pid, str(server.arena_dir))
         for thread in (lookout, *players):
             thread.start()
@@ -170,6 +175,7 @@ class Conductor:
         self._part(server, lookout, players, idle)
 
     def _follow(self, deeds: Deeds, server: Server) -> None:
+        self._begin_ns = time.monotonic_ns()
         begin_s, due = time.monotonic(), list(self._events)
         next_line_s, before = _LINE_EVERY_S, self.tally.sums()
         while (now_s := time.monotonic() - begin_s) < self._settings.length_s:
@@ -236,14 +242,14 @@ class Conductor:
         except (OSError, KvkeepError) as error:
             return {f"no answer at the end: {error!r}": 1}
         left = {name: found[name] for name in GONE if found.get(name)}
-        extents = [name for name in files_of(self._server.arena_dir) if "extent" in name]
-        if extents and len(extents) != found["extents"]:
-            left["extent files"] = len(extents) - found["extents"]
-        return left
+        return left | files_left(files_of(self._server.arena_dir), found["extents"], self._parties)
 
     def _count_left(self, name: str, count: int) -> None:
         if count:
             self._leaks[name] = count
+
+    def _at(self, call: Call) -> str:
+        return f"at {(call.begin_ns - self._begin_ns) / 1e9:.1f} s"
 
     def _figures(self) -> dict[str, Any]:
         sums, lookout = self.tally.sums(), self._lookout
@@ -265,11 +271,12 @@ class Conductor:
                 for name in ("wrong_bytes", "failed_offers", "failed_requests", "engine_deaths")
             },
             "hangs": len(hangs) + sums["server_hangs"] + sums["stuck_requests"],
-            "hang_list": [f"{who}: {call}" for who, call in hangs[:20]],
+            "hang_list": [f"{who}: {call}, {self._at(call)}" for who, call in hangs[:20]],
             "hook_p99_9_ms_at_most": self.tally.hook_us(0.999) / 1000,
             "longest_hook_ms": round(max((c.own_ns for c in hooks), default=0) / 1e6, 1),
             "longest_calls": [
-                f"{who}: {call.name} {call.own_ns / 1e6:.0f} ms" for who, call in long[:10]
+                f"{who}: {call.name} {call.own_ns / 1e6:.0f} ms, {self._at(call)}"
+                for who, call in long[:10]
             ],
             "stats_ms_p50": round(answers[len(answers) // 2], 2) if answers else None,
             "stats_ms_max": round(answers[-1], 1) if answers else None,
@@ -286,6 +293,28 @@ class Conductor:
             "troubles": self.tally.num_troubles,
             "trouble_list": self.tally.troubles(),
         }
+
+
+def num_parties(names: Sequence[str]) -> int:
+    """Files that say who may touch the arena."""
+    return sum(name.startswith("parties/") for name in names)
+
+
+def files_left(names: Sequence[str], num_extents: int, parties: int) -> dict[str, int]:
+    """What lies in an arena's folder without a reason.
+
+    Args:
+        names: of its files.
+        num_extents: that the server has.
+        parties: files of the server itself and its copier.
+    """
+    extents = sum(name.endswith(".extent") for name in names)
+    more = {
+        "extent files": extents - num_extents,
+        "party files": num_parties(names) - parties,
+        "other files": sum(not _KNOWN.fullmatch(name) for name in names),
+    }
+    return {kind: count for kind, count in more.items() if count}
 
 
 def ratio(part: int, whole: int) -> float:

@@ -24,11 +24,13 @@ class Call:
         name: of a hook or an operation.
         own_ns: its duration without the time its process was stopped.
         whole_ns: its duration.
+        begin_ns: when it began.
     """
 
     name: str
     own_ns: int
     whole_ns: int
+    begin_ns: int = 0
 
     @property
     def is_hang(self) -> bool:
@@ -85,6 +87,11 @@ class Stops:
             calls: name, begin and end of each, in nanoseconds.
         """
         return [
-            Call(name, end_ns - begin_ns - self.within(pid, begin_ns, end_ns), end_ns - begin_ns)
+            Call(
+                name,
+                end_ns - begin_ns - self.within(pid, begin_ns, end_ns),
+                end_ns - begin_ns,
+                begin_ns,
+            )
             for name, begin_ns, end_ns in calls
         ]
