@@ -145,3 +145,29 @@ def test_a_lost_copier_ends_everything_with_an_error() -> None:
     window.add(piece(1, ends, 9))
     window.pump()
     assert len(started(outbox)) == 1  # of before
+
+
+def test_pieces_of_a_copier_that_does_not_die_end_when_it_is_gone() -> None:
+    outbox, ends, stranded = Outbox(Timers(Clock())), Ends(), []
+    window = CopyWindow(HOST_COPIER, 4096, outbox)
+    flying, waiting = piece(1, ends, 1), piece(1, ends, 2)
+    flying.stranded = lambda one: stranded.append(int(one.local[0]))
+    window.add(flying)
+    window.add(waiting)
+    window.pump()
+    (job,) = started(outbox)
+    window.strand(7)
+    assert (stranded, ends) == ([1], [(2, "the copier ended")])
+    assert not window.is_up
+    assert window.is_idle  # a drain does not wait for it
+    assert window.flying_bytes == 0
+    window.done(job, None)  # an answer that was on its way: too late to count
+    window.is_up = True
+    window.add(piece(1, ends, 3))
+    window.pump()
+    window.done(started(outbox)[0], None)
+    window.gone(6)
+    assert ends[1:] == [(3, None)]
+    window.gone(7)
+    assert ends[2:] == [(1, "the copier ended")]
+    assert not window.stranded
