@@ -212,11 +212,15 @@ class Clients:
         self.truth.core.request(fx.PeerId(peer), frame, self.truth.now_ns)
         self.truth.effects()
 
+    def _owner(self, token: bytes) -> Process | None:
+        return next((one for one in self.processes if one.token == token and one.is_alive), None)
+
     def _wrong(
         self, process: Process, peer: bytes, envelope: frames.RequestEnvelope, body: m.Request
     ) -> str:
         if isinstance(body, m.Hello):
-            mine = body.token == process.token and body.instance == process.instance
+            owner = self._owner(body.token)
+            mine = owner is not None and body.instance == owner.instance
             return "" if mine else "a token of another engine"
         if peer not in self.greeted or peer in self.gone:
             return "before HELLO"
@@ -306,6 +310,11 @@ class Clients:
         asked = sent.body
         if isinstance(asked, m.Hello):
             self.greeted.add(sent.peer)
+            owner = self._owner(asked.token)
+            if owner is not None and owner is not sent.process:
+                # Whoever shows a token is the process it was given to.
+                sent.process.peers.remove(sent.peer)
+                owner.peers.append(sent.peer)
         elif isinstance(asked, m.RegisterKvCache) and isinstance(body, m.RegisterKvCacheReply):
             require(body.session not in self.truth.seats, "a session number: given twice")
             seat = Seat(

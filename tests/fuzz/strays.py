@@ -16,6 +16,7 @@ from protocol import codec, endpoint, errors, extents, frames, keys, layout, sid
 from protocol import messages as m
 from protocol.errors import ErrorCode, KvkeepError
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, Token
+from protocol.namespace import Namespace
 from protocol.session import ClientSession, ServerSession
 from tests.fuzz.finding import Finding, require
 from tests.server.core.spaces import SPACES
@@ -104,6 +105,9 @@ def _shapes() -> None:
         for group, rank in ((-1, 0), (len(space.groups), 0), (0, space.num_ranks)):
             _refused(lambda s=space, g=group, r=rank: s.shard(g, r))  # type: ignore[misc]
         require(space.num_readers == space.num_ranks, "readers: not one per rank")
+    plain = codec.plain_from_bytes(codec.bytes_from_struct(SPACES[0]))
+    many = {**plain, "num_ranks": 256, "groups": plain["groups"] * 5}
+    _refused(lambda: codec.struct_from_plain(many, Namespace))
     blob = bytes(range(64))
     require(keys.chunk_key_blob(blob, 1) == blob, "chunk keys: of one block")
     require(keys.chunk_key_blob(blob, 2) == blob[16:32] + blob[48:], "chunk keys: of two blocks")
@@ -119,7 +123,7 @@ def _shapes() -> None:
     geometry = extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 4096, 1 << 18)
     require(geometry.slot_offset_bytes(1) - geometry.slot_offset_bytes(0) == 4096, "slots: apart")
     require(geometry.generation_offset_bytes(0) == 4096 + 56, "a generation: elsewhere")
-    for file_bytes in range(4096, 1 << 18, 4096):
+    for file_bytes in range(4096, 1 << 17, 1000):
         geometry = extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 128, file_bytes)
         require(geometry.num_slots == 1 or geometry.file_bytes <= file_bytes, "a cut: too long")
 
@@ -130,4 +134,5 @@ def _places() -> None:
         found = endpoint.parse(url)
         require(found.base_path("/x") == found.path, "a default: not its own path")
     require(endpoint.parse("tcp://localhost:7").base_path("/x") == "/x/tcp-7", "a path: of tcp")
-    _refused(lambda: endpoint.parse("ipc://" + "/" * 200))
+    for wrong in ("ipc:///\ud800", "tcp://10.0.0.1:7", "ipc://" + "/x" * 100, "inproc://x"):
+        _refused(lambda url=wrong: endpoint.parse(url))  # type: ignore[misc]
