@@ -102,6 +102,11 @@ class LeafLru:
             queue = self._incomplete[instance] = deque()
         elif len(queue) > 2 * len(self._index) + 64:
             self._prune(queue)
+        # Two out for one in: those that became complete meanwhile do not pile up until a prune.
+        for _ in range(2):
+            if queue and not self._lacks(*queue[0][1:]):
+                _, settled, life = queue.popleft()
+                self._is_watched(settled, life)
         queue.append((now_us, node, self._index.life[node]))
 
     def _prune(self, queue: deque[tuple[int, int, int]]) -> None:

@@ -101,6 +101,19 @@ def test_watching_again_and_again_costs_little_and_stays_bounded() -> None:
     assert sum(map(len, policy._incomplete.values())) == 4
 
 
+def test_entries_of_nodes_that_became_complete_do_not_pile_up() -> None:
+    """Taking them out all at once, at the first eviction, would be a burst."""
+    index, policy, _ = leaves_of(0)
+    before: list[int] = []
+    for number in range(3000):
+        (node,) = index.add_chain(chain(f"n{number}", 1), ROOT, number).tolist()
+        policy.watch(node, A, number)
+        if len(before) >= 8:  # the last rank's part comes a little later
+            index.missing[before.pop(0)] = 0
+        before.append(node)
+    assert sum(map(len, policy._incomplete.values())) < 32
+
+
 def test_entries_of_removed_nodes_are_pruned() -> None:
     index, policy, _ = leaves_of(0)
     for number in range(5000):
