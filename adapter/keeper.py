@@ -184,7 +184,8 @@ class Keeper:
             self._drop_discovery()
         self._serial += 1
         self._path = path
-        self._visit = Visit(house, self._serial, path, self._former)
+        is_told = not self._endpoint.path
+        self._visit = Visit(house, self._serial, path, self._former, is_told)
         self._gone_since_ns = None
 
     def _attend(self, visit: Visit, now_ns: int) -> None:

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from adapter.link import Link, LinkConfig
 from adapter.side import SideConnection
 from adapter.stranger import weak_step
 from protocol.errors import ErrorCode, UnreachableError
+from protocol.ids import InstanceId
+from tests.adapter.linking import make_pool, register
+from tests.adapter.responder import Responder, until
 from tests.wire.asuser import needs_root
 
 pytestmark = needs_root
@@ -65,6 +69,26 @@ def test_over_tcp_only_the_systems_folder_counts(folder: Path) -> None:
             SideConnection(f"{folder}/side", is_told=True)
         assert caught.value.code == ErrorCode.NOT_PERMITTED
         assert f"user {SERVER}" in caught.value.message
+
+
+def test_an_engine_gives_no_pool_to_whoever_names_a_folder_over_tcp(folder: Path) -> None:
+    os.setegid(SERVER)
+    os.seteuid(SERVER)
+    try:
+        server = Responder(folder, "tcp://127.0.0.1:*")
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    with server:
+        link = Link(LinkConfig(server.url, InstanceId(os.urandom(16)), "test"))
+        link.start()
+        pool = make_pool()
+        register(link, pool)
+        refusal = until(lambda: link.refusal or link.joined, 10)
+        assert isinstance(refusal, UnreachableError)
+        assert refusal.code == ErrorCode.NOT_PERMITTED
+        assert server.pools == []
+        assert link.close(5)
 
 
 @pytest.mark.parametrize("is_told", [False, True])
