@@ -112,6 +112,7 @@ class Arena:
                 which it would know them, there is nothing of that kind, and everything goes. A
                 directory that another server made its own meanwhile stays as it is.
         """
+        self.foothold.leave()
         try:
             self._lock.regain()
         except ConfigError:

@@ -40,14 +40,23 @@ class Foothold:
         self._identity = identity
         self._folders = [f"{directory}/{name}" for name in folders]
         self._guard = threading.Lock()
+        self._is_left = False
+
+    def leave(self) -> None:
+        """The server lets go of the folder: a thread that ends too late makes nothing in it."""
+        with self._guard:
+            self._is_left = True
 
     def stand(self) -> None:
         """Makes what is missing of the folder; nothing while all of it is there.
 
         Raises:
-            OSError: it cannot be made, or another server has made it its own meanwhile.
+            OSError: it cannot be made, another server has made it its own meanwhile, or this one
+                has let go of it.
         """
         with self._guard:
+            if self._is_left:
+                raise OSError(errno.ESHUTDOWN, "the server has let go of its arena")
             if self._lock.is_held() and all(map(os.path.isdir, self._folders)):
                 return
             try:

@@ -47,6 +47,17 @@ def test_the_next_server_finds_the_same_arena(shm_dir: Path) -> None:
     assert [left.name for left in path.iterdir()] == ["note"]
 
 
+def test_what_is_kept_is_not_spoilt_by_a_thread_that_ends_too_late(shm_dir: Path) -> None:
+    first = Arena(str(shm_dir / "a"))
+    extents.create(str(shm_dir / "a"), make_geometry(), first.id).close()
+    first.close(keep=True)
+    with pytest.raises(OSError, match="let go"):
+        first.foothold.stand()
+    second = Arena(str(shm_dir / "a"))
+    assert second.id == first.id
+    second.close(keep=False)
+
+
 def test_an_arena_without_extents_is_not_kept(shm_dir: Path) -> None:
     Arena(str(shm_dir / "a")).close(keep=True)
     assert list(shm_dir.iterdir()) == []

@@ -70,6 +70,17 @@ def test_a_folder_that_another_server_has_by_now_is_left_to_it(short_dir: Path) 
     theirs.release()
 
 
+def test_after_the_end_a_late_thread_spoils_nothing_for_the_next_server(short_dir: Path) -> None:
+    folder = short_dir / "a"
+    foothold, lock = made(folder)
+    foothold.leave()
+    lock.release()
+    with pytest.raises(OSError, match="let go") as caught:
+        foothold.stand()
+    assert caught.value.errno == errno.ESHUTDOWN
+    assert {path.name for path in folder.iterdir()} == {"arena", *FOLDERS}
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(short_dir: Path) -> None:
     folder = short_dir / "a"
     foothold, lock = made(folder)
