@@ -41,9 +41,8 @@ DAMAGE: dict[str, Callable[[ChunkIndex, list[int]], object]] = {
     "missing shards": lambda index, nodes: index.missing.__setitem__(nodes[3], 1),
     "locks are not": lambda index, nodes: index.locks.__setitem__(nodes[3], -1),
     "used or unused": lambda index, nodes: index.by_key.remove(index.key(nodes[3])),
-    "knows its key": lambda index, nodes: index.by_key.tables.__setitem__(
-        index.key(nodes[3])[0],
-        {**index.by_key.tables[index.key(nodes[3])[0]], index.key(nodes[3]): nodes[2]},
+    "knows its key": lambda index, nodes: index.by_key.tables[index.key(nodes[3])[0]].__setitem__(
+        index.key(nodes[3]), nodes[2]
     ),
     "one key": lambda index, nodes: setattr(index.by_key, "count", 9),
     "knows its node": lambda index, nodes: index.slots.node_of.__setitem__(
