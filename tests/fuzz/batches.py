@@ -17,7 +17,7 @@ from tests.fuzz.mutate import Material, mutate
 from tests.fuzz.wire import Template
 
 BATCH = 1000
-FORMAT_EVERY = 20
+FORMAT_EVERY = 40
 """One execution in so many is about a file, a blob or a URL instead of a message."""
 
 THOROUGH = 0.25
