@@ -24,6 +24,7 @@ from server.shell.namespacefiles import read_whole, write_whole
 
 _LOCK = "lock"
 _IDENTITY = "arena"
+_BOOT = "boot"
 _SHM = "/dev/shm"
 _FOLDERS = (namespacefiles.FOLDER, parties.FOLDER)
 _EXTENT_NAME = re.compile(r"[0-9]{8,10}" + re.escape(EXTENT_SUFFIX))
@@ -70,7 +71,7 @@ class Arena:
             try:
                 for name in _FOLDERS:
                     _make_folder(f"{directory}/{name}")
-                self.id = self._identity()
+                self.id = self._identity(parties.Surroundings.here().boot)
             except BaseException:
                 self._lock.release()
                 raise
@@ -82,17 +83,25 @@ class Arena:
                 key="arena-dir",
             ) from error
 
-    def _identity(self) -> ArenaId:
+    def _identity(self, boot: str) -> ArenaId:
+        """The identity that lies there, or a new one, by which nothing that lies there is known.
+
+        On a disk, what was written last before the machine went down may be there in part: records,
+        and not the bytes they speak of.
+
+        Args:
+            boot: of the kernel.
+        """
         path = f"{self.directory}/{_IDENTITY}"
-        try:
-            text = read_whole(path, 64).decode("ascii", "replace")
-        except OSError:  # none yet, or something that is none
-            text = ""
-        if _IDENTITY_TEXT.fullmatch(text):
-            return ArenaId(bytes.fromhex(text.strip()))
-        fresh = ArenaId(os.urandom(ID_BYTES))
-        write_whole(path, fresh.hex().encode() + b"\n")
-        return fresh
+        text, written = _read(path), _read(f"{self.directory}/{_BOOT}").strip()
+        if _IDENTITY_TEXT.fullmatch(text) and (written == boot or self.is_in_memory):
+            identity = ArenaId(bytes.fromhex(text.strip()))
+        else:
+            identity = ArenaId(os.urandom(ID_BYTES))
+            write_whole(path, identity.hex().encode() + b"\n")
+        if written != boot:  # after the identity, so that a kill in between keeps nothing
+            write_whole(f"{self.directory}/{_BOOT}", boot.encode() + b"\n")
+        return identity
 
     def free_bytes(self) -> int:
         """Room that the directory's file system has now."""
@@ -123,7 +132,7 @@ class Arena:
         if keep and extents and _IDENTITY in names:
             self._lock.release()
             return
-        for name in (*extents, _IDENTITY):
+        for name in (*extents, _IDENTITY, _BOOT):
             _unlink(f"{self.directory}/{name}")
         for name in _FOLDERS:
             _remove_folder(f"{self.directory}/{name}")
@@ -133,6 +142,14 @@ class Arena:
                 os.rmdir(self.directory)
             except OSError:  # somebody put a file there: theirs to remove
                 pass
+
+
+def _read(path: str) -> str:
+    """A small file's text; empty when there is none, or something that is none."""
+    try:
+        return read_whole(path, 64).decode("ascii", "replace")
+    except OSError:
+        return ""
 
 
 def _make_folder(path: str) -> None:

@@ -58,6 +58,29 @@ def test_what_is_kept_is_not_spoilt_by_a_thread_that_ends_too_late(shm_dir: Path
     second.close(keep=False)
 
 
+@pytest.mark.parametrize("boot", [None, "another", "x" * 65])
+def test_on_a_disk_nothing_is_known_again_after_the_machine_went_down(
+    shm_dir: Path, tmp_path: Path, boot: str | None
+) -> None:
+    for path in (shm_dir / "a", tmp_path / "a"):
+        first = Arena(str(path))
+        extents.create(str(path), make_geometry(), first.id).close()
+        written = (path / "boot").read_text()
+        first.close(keep=True)
+        (path / "boot").unlink()
+        if boot is not None:
+            (path / "boot").write_text(boot)
+        second = Arena(str(path))
+        assert (second.id == first.id) is first.is_in_memory
+        assert (path / "arena").read_text().strip() == second.id.hex()
+        assert (path / "boot").read_text() == written
+        second.close(keep=True)
+        third = Arena(str(path))
+        assert third.id == second.id
+        third.close(keep=False)
+        assert not path.exists()
+
+
 def test_an_arena_without_extents_is_not_kept(shm_dir: Path) -> None:
     Arena(str(shm_dir / "a")).close(keep=True)
     assert list(shm_dir.iterdir()) == []
