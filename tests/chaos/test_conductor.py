@@ -22,8 +22,8 @@ def test_files_with_a_reason_are_no_leak() -> None:
     [
         ("00000009.extent", {"extent files": 1}),
         ("parties/0c", {"party files": 1}),
-        ("parties/0c.tmp", {"party files": 1, "other files": 1}),
-        ("core", {"other files": 1}),
+        ("parties/0c.tmp", {"party files": 1, "file parties/0c.tmp": 1}),
+        ("core", {"file core": 1}),
     ],
 )
 def test_others_are(more: str, left: dict[str, int]) -> None:
