@@ -46,11 +46,13 @@ def kill(world: World) -> None:
     there = {number for number, shadow in world.extents.items() if not shadow.removed}
     writes: list[tuple[int, int, int, Label]] = []
     for job in world.jobs.values():
-        engine = world.engines[world.pools[job.pool]]
+        # A copier that was killed and hangs still has the pools it had.
+        engine = world.engines.get(world.pools.get(job.pool, 0))
         geometry = world.extents[job.extent].geometry
         page = geometry.payload_bytes // geometry.chunk_blocks
         for (slot, part), source in zip(world.targets(job), job.sources.tolist(), strict=True):
-            writes.append((job.extent, slot, part, engine.pages[source // page]))
+            label = engine.pages[source // page] if engine is not None else None
+            writes.append((job.extent, slot, part, label))
     world.strangers.append(Stranger(party + 1, None, there, writes=writes))
     for engine in world.engines.values():
         if not engine.dead:

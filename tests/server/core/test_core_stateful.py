@@ -38,6 +38,8 @@ class CoreMachine(RuleBasedStateMachine):
         )
         self.alive: list[Engine] = []
         self.num_engines = 0
+        self.stuck: dict[int, list[fx.StartCopy]] = {}
+        self.num_stuck = 0
         #: What to do when a reply comes: (engine, seq) to a callback.
         self.awaited: list[tuple[Engine, int, Callable[[m.Body | None], None]]] = []
 
@@ -349,16 +351,40 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def copier_dies(self, number: int) -> None:
-        if number % 8:
+        if number % 4:
             return
+        hangs = bool(number % 8) and len(self.stuck) < 2
+        if hangs:
+            self.num_stuck += 1
+            self.stuck[self.num_stuck] = list(self.world.jobs.values())
         self.world.jobs.clear()
         self.world.pools.clear()
         self.world.pending = [
             effect for effect in self.world.pending if isinstance(effect, fx.CreateExtent)
         ]
-        self.world.core.copier_lost(fx.HOST_COPIER, self.world.now_ns)
+        if hangs:
+            self.world.core.copier_stuck(fx.HOST_COPIER, self.num_stuck, self.world.now_ns)
+        else:
+            self.world.core.copier_lost(fx.HOST_COPIER, self.world.now_ns)
         self.settle()
         self.world.core.copier_ready(fx.HOST_COPIER, self.world.now_ns)
+        self.settle()
+
+    @rule(number=numbers)
+    def stuck_copier_dies(self, number: int) -> None:
+        if self.stuck and number % 2 == 0:
+            self.see_stuck_die(min(self.stuck))
+
+    def see_stuck_die(self, life: int) -> None:
+        """Until the very end it may write where it was told to."""
+        for job in self.stuck.pop(life):
+            shadow, claimed = self.world.extents[job.extent], self.world.claimed()
+            assert not shadow.removed
+            for slot, part in self.world.targets(job):
+                assert shadow.records[slot] is None, "published under a stuck copier"
+                assert (job.extent, slot) not in claimed, "read under a stuck copier"
+                shadow.content[slot][part] = "torn"
+        self.world.core.copier_gone(fx.HOST_COPIER, life, self.world.now_ns)
         self.settle()
 
     @invariant()
@@ -369,6 +395,8 @@ class CoreMachine(RuleBasedStateMachine):
         """When all engines are gone and every copy ended, nothing is held for anybody."""
         for engine in list(self.alive):
             engine.die()
+        for life in list(self.stuck):
+            self.see_stuck_die(life)
         for _ in range(10_000):
             while self.world.jobs:
                 self.world.finish(next(iter(self.world.jobs)))
