@@ -28,6 +28,10 @@ MAX_FORMERS: Final = 64
 MAX_TOKENS: Final = 16
 """Side connections of one incarnation that are told by their token."""
 
+MAX_NEWS: Final = 64
+"""Packets told in one turn: a side socket that is not read at once has room for four times that,
+and whoever sends more ends the stay, and the next one, and is uncached for good."""
+
 _STEP_NS: Final = 2_000_000_000
 """A process that was stopped has not been waiting: no turn counts for more than this."""
 
@@ -161,13 +165,15 @@ class Formers:
                 _READERS.remove(epoch, self._key)
 
     def news(self, stay: int) -> list[Drained]:
-        """What the present server is to be told, each once in a stay.
+        """What the present server is to be told, each once in a stay, some of it in each turn.
 
         Args:
             stay: number of the side connection.
         """
-        found = []
+        found: list[Drained] = []
         for epoch, met in self._met.items():
+            if len(found) + len(met.tokens) > MAX_NEWS:
+                break  # the keeper's next turn is a second from now at the latest
             if met.is_drained and met.told != stay and not _READERS.has(epoch):
                 met.told = stay
                 found += [Drained(epoch=epoch, token=token) for token in met.tokens]

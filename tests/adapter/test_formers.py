@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import mmap
+import socket
 
 import pytest
 
 from adapter import formers as formers_module
 from adapter.extents import ExtentTable, MappedExtent
-from adapter.formers import MAX_FORMERS, MAX_TOKENS, Formers
+from adapter.formers import MAX_FORMERS, MAX_NEWS, MAX_TOKENS, Formers
 from adapter.journal import Journal
 from adapter.mapper import Mapper
 from adapter.openoffers import OpenOffers
+from protocol import side
 from protocol.ids import ArenaId, Epoch, Token
 from protocol.side import Drained
 from tests.adapter.responder import ExtentFile, geometry, namespace, until
@@ -163,6 +165,27 @@ def test_the_word_is_for_all_links_of_the_process(bench: Bench) -> None:
     bench.close()
 
 
+def test_all_is_told_in_portions_that_a_socket_has_room_for(bench: Bench) -> None:
+    bench.offers.lead()
+    for number in range(40):
+        for token in range(MAX_TOKENS):
+            bench.formers.welcome(EPOCHS[number], Token(bytes([number, token] * 8)))
+    bench.formers.welcome(EPOCHS[40], TOKENS[40])
+    bench.settle()
+    told: list[side.FromClient] = []
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        while news := bench.formers.news(1):
+            assert len(news) <= MAX_NEWS
+            for drained in news:  # nobody reads meanwhile
+                ours.send(side.pack(drained))
+            told += [side.unpack_from_client(theirs.recv(4096)) for _ in news]
+    assert len({side.pack(one) for one in told}) == len(told) == 40 * MAX_TOKENS
+    bench.close()
+
+
 def test_what_is_remembered_is_bounded(bench: Bench) -> None:
     bench.offers.lead()
     for token in TOKENS[: MAX_TOKENS + 5]:
@@ -173,6 +196,7 @@ def test_what_is_remembered_is_bounded(bench: Bench) -> None:
     told = bench.formers.news(1)
     assert len(told) == MAX_FORMERS - 1
     assert told[-1] == word(98)
+    assert bench.formers.news(1) == []
     bench.formers.welcome(EPOCHS[0], TOKENS[0])
     assert len(bench.formers._met) == MAX_FORMERS
     bench.close()
