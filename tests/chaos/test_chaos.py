@@ -56,6 +56,7 @@ def test_wrong_bytes_in_the_arena_are_found(tmp_path: Path) -> None:
     assert any("bytes differ" in text for text in found["trouble_list"])
 
 
+@pytest.mark.slow
 def test_a_server_without_quarantine_is_found_out(tmp_path: Path) -> None:
     arguments = ("--minutes", "0.7", "--seed", "4", "--script", "restarts")
     code, found = chaos(tmp_path, *arguments, "--broken", "quarantine")
