@@ -103,7 +103,7 @@ class Adopter:
         dropped: Counter[str] = Counter()
         rows = {name: read(found, dropped) for name, found in by_name.items()}
         result.records_dropped.update(+dropped)
-        self._adjust(list(rows.values()))
+        self._adjust(list(rows.values()), [one for found in by_name.values() for one in found])
         families = []
         for name, found in by_name.items():
             graph = lineage.graph(rows[name])
@@ -112,16 +112,18 @@ class Adopter:
             families.append(family)
         return families
 
-    def _adjust(self, parts: list[lineage.Rows]) -> None:
+    def _adjust(self, parts: list[lineage.Rows], found: list[FoundExtent]) -> None:
         """Makes times and generations of what was found the past."""
         stamps = [int(rows.stamp.max()) for rows in parts if rows.stamp.size]
         # Of another boot's clock, whose zero was elsewhere: their order is all that counts.
         ahead = np.uint64(max(0, max(stamps, default=0) - self._clock.now_ns))
         for rows in parts:
             rows.stamp = np.maximum(rows.stamp, ahead) - ahead
-            if rows.generation.size:
-                newest = int(rows.generation.max())
-                self._publisher.next_generation = max(self._publisher.next_generation, newest + 1)
+        # Those of forgotten chunks, too: by its generation a late reader knows what it was told of.
+        given = [int(rows.generation.max()) for rows in parts if rows.generation.size]
+        given += [lineage.newest_forgotten(one.records) for one in found]
+        newest = max(given, default=0)
+        self._publisher.next_generation = max(self._publisher.next_generation, newest + 1)
 
     # --- choosing ---------------------------------------------------------------------------
 

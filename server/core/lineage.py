@@ -97,6 +97,19 @@ def sound_rows(
     return rows, {"torn": torn, "not of this extent": strange}
 
 
+def newest_forgotten(records: NDArray[Any]) -> int:
+    """The highest generation among voided records, which keep theirs.
+
+    Args:
+        records: RECORD_DTYPE[num_slots], as in the file.
+
+    Returns:
+        0 without any.
+    """
+    found = records["generation"][records["checksum"] == 0]
+    return int(found[found < MAX_GENERATION].max(initial=0))
+
+
 def joined(parts: list[Rows]) -> Rows:
     """Rows of all extents of a namespace, oldest generation first.
 

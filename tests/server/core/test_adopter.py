@@ -110,6 +110,23 @@ def test_new_chunks_get_newer_generations_and_new_extents_newer_ids() -> None:
     assert min(born) > newest
 
 
+def test_generations_of_chunks_that_were_forgotten_are_not_given_again() -> None:
+    """Or a late reader's check could not tell other bytes in its slot from those it was told of."""
+    world, a = server()
+    assert a.save(chain("x", 8)) == 8
+    told = dict(enumerate(world.extents[1].generations))
+    a.ask(m.Delete(fingerprint=fingerprint(namespace()), keys=chain("x", 8)[4]))
+    world, adoption = next_server(world)
+    assert adoption.num_chunks == 4
+    b = world.engine("b")
+    b.register(namespace())
+    assert b.save(chain("y", 4)) == 4
+    again = dict(enumerate(world.extents[1].generations))
+    reused = [slot for slot in told if again[slot] != told[slot]]
+    assert len(reused) == 4
+    assert min(again[slot] for slot in reused) > max(told.values())
+
+
 def test_ids_of_files_that_could_not_be_used_are_not_given_again() -> None:
     world, a = server()
     a.save(chain("x", 4))

@@ -22,6 +22,7 @@ from server.core.lineage import (
     graph,
     joined,
     last_used,
+    newest_forgotten,
     sound_rows,
     survivors,
 )
@@ -85,6 +86,16 @@ def test_any_flipped_bit_makes_a_record_unsound(bit: int) -> None:
     damaged = np.frombuffer(bytes(raw), RECORD_DTYPE)
     cut = ExtentGeometry(ExtentId(1), SPACE, 0, 1, PAGE, PAGE, 1)
     assert len(sound_rows(damaged, cut, 0)[0].local) == 0
+
+
+def test_voided_records_tell_which_generations_were_given_and_damaged_ones_do_not() -> None:
+    blob = rows_of(chain("x", 10), 1)
+    assert newest_forgotten(blob) == 0
+    blob["checksum"][[2, 6]] = 0
+    blob["generation"][8] = 1000  # its checksum says otherwise
+    assert newest_forgotten(blob) == 7
+    blob["generation"][6] = 1 << 62
+    assert newest_forgotten(blob) == 3
 
 
 def test_an_extent_without_records_gives_none() -> None:
