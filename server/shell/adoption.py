@@ -109,6 +109,9 @@ def look(directory: str, arena: ArenaId, here: Surroundings) -> Found:
 
     Returns:
         What was found; the caller closes it.
+
+    Raises:
+        OSError: out of descriptors or memory; whatever is whole is left for a start that has them.
     """
     found = Found()
     try:
@@ -185,6 +188,7 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
 
     Raises:
         NotAdoptableError: it is torn, foreign, of another format, or cannot be opened.
+        OSError: out of descriptors or memory.
     """
     path = extent_path(directory, extent)
     fds: list[int] = []
@@ -203,7 +207,8 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
     except (OSError, ValueError, KvkeepError, NotAdoptableError) as error:
         for fd in fds:
             os.close(fd)
-        if isinstance(error, NotAdoptableError):
+        is_short = isinstance(error, OSError) and error.errno in namespacefiles.SHORTAGES
+        if is_short or isinstance(error, NotAdoptableError):
             raise
         text = error.strerror if isinstance(error, OSError) else None
         text = error.message if isinstance(error, KvkeepError) else text

@@ -7,6 +7,7 @@ extents, engines. Runs in: the arena's thread; ``read`` in the main thread, at s
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -18,6 +19,9 @@ from protocol.namespace import Namespace, fingerprint
 
 FOLDER = "namespaces"
 _NAME = re.compile(r"[0-9a-f]{32}")
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing of the file that was to be opened: it may be whole."""
 
 
 def keep(directory: str, name: Fingerprint, namespace: Namespace) -> None:
@@ -53,6 +57,9 @@ def read(directory: str) -> tuple[dict[Fingerprint, Namespace], dict[str, str]]:
     Returns:
         Namespaces by fingerprint, and the files that are none, each with why; what is not named
         like one is not looked at.
+
+    Raises:
+        OSError: out of descriptors or memory.
     """
     found: dict[Fingerprint, Namespace] = {}
     bad: dict[str, str] = {}
@@ -64,6 +71,8 @@ def read(directory: str) -> tuple[dict[Fingerprint, Namespace], dict[str, str]]:
             data = read_whole(path, limits.MAX_FRAME_BYTES)
             namespace = codec.struct_from_plain(codec.plain_from_bytes(data), Namespace)
         except (OSError, KvkeepError) as error:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise
             bad[path] = f"no namespace: {error}"
             continue
         if fingerprint(namespace).hex() != entry:

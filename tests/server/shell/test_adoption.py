@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import stat
 from collections import Counter
 from collections.abc import Callable
@@ -230,6 +231,28 @@ def test_an_unreadable_file_is_dropped(directory: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     assert found.dropped == Counter({"Permission denied": 1})
     assert not path.exists()
+
+
+@pytest.mark.parametrize("spare", range(6))  # two extents take six, and a folder is read then
+def test_without_descriptors_to_look_nothing_is_judged_and_nothing_lost(
+    directory: Path, spare: int
+) -> None:
+    for extent in (1, 2):
+        make(directory, extent)
+    namespacefiles.keep(str(directory), fingerprint(NAMESPACE), NAMESPACE)
+    before = sorted(directory.rglob("*"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(spare + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, limits[1]))
+    for fd in taken[1:]:
+        os.close(fd)
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            look(directory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(taken[0])
+    assert sorted(directory.rglob("*")) == before
 
 
 def test_names_that_no_server_gives_are_not_believed(directory: Path) -> None:
