@@ -193,6 +193,7 @@ class Allocator:
         self._directory = directory
         self._arena = arena
         self._reporter = reporter
+        self._unwritten: dict[Fingerprint, Namespace] = {}
         self._inbox: Inbox[Item | None] = Inbox()
         self._thread = threading.Thread(target=self._run, name="kvkeep-arena", daemon=True)
 
@@ -212,7 +213,10 @@ class Allocator:
         self._inbox.put(file)
 
     def keep_namespace(self, name: Fingerprint, namespace: Namespace) -> None:
-        """Has a namespace's file written, before extents asked for later. Does not block."""
+        """Has a namespace's file written, before extents asked for later. Does not block.
+
+        While that fails, so does making its extents: no later server would know whose they are.
+        """
         self._inbox.put(_Keep(name, namespace))
 
     def drop_namespace(self, name: Fingerprint) -> None:
@@ -261,6 +265,7 @@ class Allocator:
     def _create(self, geometry: ExtentGeometry) -> None:
         try:
             self._stand()
+            self._keep(geometry.fingerprint)  # a full file system may have room again
             file, error = create(self._directory, geometry, self._arena), None
         except Exception as caught:  # noqa: BLE001 - whatever it is, somebody waits to be told
             file = None
@@ -268,14 +273,23 @@ class Allocator:
             _log.warning("%s", error)
         self._reporter.post(ExtentCreated(geometry.extent, file, error))
 
+    def _keep(self, name: Fingerprint) -> None:
+        """Writes a namespace's file if it is asked for and not written yet."""
+        namespace = self._unwritten.get(name)
+        if namespace is not None:
+            namespacefiles.keep(self._directory, name, namespace)
+            del self._unwritten[name]
+
     def _do(self, item: ExtentFile | Descriptor | _Keep | _Drop) -> None:
         try:
             if isinstance(item, Descriptor):
                 item.give_back()
             elif isinstance(item, _Keep):
+                self._unwritten[item.name] = item.namespace
                 self._stand()
-                namespacefiles.keep(self._directory, item.name, item.namespace)
+                self._keep(item.name)
             elif isinstance(item, _Drop):
+                self._unwritten.pop(item.name, None)
                 namespacefiles.drop(self._directory, item.name)
             else:
                 try:

@@ -8,6 +8,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,14 @@ from protocol.extents import (
     unpack_header,
 )
 from protocol.ids import ArenaId
-from server.shell import extents
+from protocol.namespace import fingerprint
+from server.shell import extents, namespacefiles
 from server.shell.descriptors import Descriptor
 from server.shell.extents import Allocator, ExtentFile
 from server.shell.reports import ExtentCreated
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.reporting import Reports
+from tests.server.shell.test_namespacefiles import NAMESPACE
 from tests.wire.process import wait_until
 
 ARENA = ArenaId(b"a" * 16)
@@ -169,6 +172,31 @@ def test_the_thread_creates_and_removes_in_order(shm_dir: Path, reports: Reports
     assert allocator.stop(5)
     files[0].close()
     files[2].close()
+
+
+def test_no_extent_is_made_whose_namespace_is_not_written_down(
+    shm_dir: Path, reports: Reports
+) -> None:
+    name = fingerprint(NAMESPACE)
+    geometry = replace(make_geometry(), fingerprint=name)
+    obstacle = shm_dir / namespacefiles.FOLDER / f"{name.hex()}.new"
+    obstacle.mkdir(parents=True)  # a full file system, for instance
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
+    allocator.start()
+    allocator.keep_namespace(name, NAMESPACE)
+    allocator.create(geometry)
+    refused = reports.wait_for(ExtentCreated)
+    assert refused.file is None
+    assert refused.error is not None
+    assert "directory" in refused.error
+    obstacle.rmdir()
+    allocator.create(geometry)
+    file = file_of(reports.wait_for(ExtentCreated))
+    assert namespacefiles.read(str(shm_dir)) == ({name: NAMESPACE}, {})
+    allocator.drop_namespace(name)
+    allocator.remove(file)
+    assert allocator.stop(5)
+    assert namespacefiles.read(str(shm_dir)) == ({}, {})
 
 
 def test_a_removed_file_keeps_its_bytes_for_who_maps_it(shm_dir: Path, reports: Reports) -> None:
