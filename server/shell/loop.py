@@ -11,6 +11,7 @@ here, some frames a turn, and answered with an error.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -60,6 +61,10 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     Returns:
         The socket; reporters can connect now.
     """
+    # ZMQ counts the routing ids that it gives out up from the C library's first random number,
+    # which is the same in each process. Who names itself by the id that is given out next has
+    # libzmq abort this process; who names itself by that of a closed connection is taken for it.
+    ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
     router = context.socket(zmq.ROUTER)
     router.linger = 0
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)

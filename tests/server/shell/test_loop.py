@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -31,7 +33,7 @@ from server.shell.reports import (
     Reporter,
     ReportQueue,
 )
-from tests.wire.process import wait_until
+from tests.wire.process import ROOT, wait_until
 
 
 @dataclass
@@ -136,6 +138,28 @@ def running(short_dir: Path) -> Iterator[Running]:
     reporter.close()
     inner.destroy(linger=0)
     outer.destroy(linger=0)
+
+
+_FIRST_ID = """
+import zmq
+from server.shell.loop import make_socket
+context = zmq.Context()
+router, dealer = make_socket(context), context.socket(zmq.DEALER)
+router.bind("tcp://127.0.0.1:*")
+dealer.connect(router.last_endpoint.decode())
+dealer.send(b"")
+print(router.recv_multipart()[0].hex())
+context.destroy(linger=0)
+"""
+
+
+def test_nobody_knows_which_routing_id_comes_next() -> None:
+    # Else any peer could take it first: libzmq aborts the process of a ROUTER when an id that it
+    # would give out is taken.
+    command = [sys.executable, "-c", _FIRST_ID]
+    found = {subprocess.check_output(command, cwd=ROOT, text=True, timeout=60) for _ in range(3)}
+    assert len(found) == 3
+    assert all(len(one.strip()) == 10 and one.startswith("00") for one in found)
 
 
 def test_the_socket_is_for_its_user_alone(running: Running) -> None:
