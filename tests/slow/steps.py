@@ -16,6 +16,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from tests.fuzz.judged import EXECUTIONS, SEQUENCES, read_branches, read_fuzz, read_plants
+from tests.restarts.broken import BREAKS
+from tests.restarts.judged import CHUNKS, KILLS, read_broken, read_restarts
 from tests.slow.figure import Figure
 from tests.slow.readers import (
     read_adapter,
@@ -27,6 +29,8 @@ from tests.slow.readers import (
 )
 
 Figures = dict[str, float | int | str | bool | None]
+
+_Reader = Callable[[Mapping[str, Any]], dict[str, Figure]]
 
 SCHEDULES_PER_MODE = 520
 """Of four modes; 2,000 are wanted in all, and 200 of each."""
@@ -147,7 +151,29 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             read=lambda _, __: read_chaos(json.loads(chaos.read_text(encoding="utf-8"))),
         )
     )
+    steps += _restart_steps(seed, build, quick)
     return steps + _fuzz_steps(seed, build, quick) + _host_steps(seed, build, quick)
+
+
+def _restart_steps(seed: int, build: Path, quick: bool) -> list[Step]:
+    """A server with a full cache killed again and again; then servers that lack a guard."""
+
+    def step(name: str, count: int, chunks: int, more: tuple[str, ...], read: _Reader) -> Step:
+        path = build / f"slow-{name.replace(' ', '-')}.json"
+        counts = ("--kills", str(count), "--chunks", str(chunks), "--seed", str(seed))
+        return Step(
+            name,
+            (sys.executable, "-m", "tests.restarts", *counts, "--json", str(path), *more),
+            limit_s=1800,
+            read=lambda _, __: read(json.loads(path.read_text(encoding="utf-8"))),
+        )
+
+    kills, chunks = (5, 10_000) if quick else (KILLS, CHUNKS)
+    steps = [step("restarts", kills, chunks, (), lambda document: read_restarts(document, quick))]
+    return steps + [
+        step(f"restarts {name}", 10, 10_000, ("--break", name), read_broken)
+        for name in ([] if quick else sorted(BREAKS))
+    ]
 
 
 def _fuzz_steps(seed: int, build: Path, quick: bool) -> list[Step]:
