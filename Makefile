@@ -70,7 +70,7 @@ test: setup node ## every test but the slow ones
 	@mkdir -p build
 	@$(PYTEST) -m 'not slow' --junitxml=build/test-main.xml $(ARGS)
 
-slow: setup node ## the full counts behind every claim, with verdicts: build/slow.json (90 min)
+slow: setup node ## the full counts behind every claim, with verdicts: build/slow.json (3 h)
 	@mkdir -p build
 	@$(PY) -m tests.slow $(if $(SEED),--seed $(SEED)) $(ARGS)
 
