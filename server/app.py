@@ -26,7 +26,7 @@ from server.config import ServerConfig
 from server.core.adoption import Adoption
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
-from server.shell import access, adoption, clock, parties
+from server.shell import access, adoption, clock, extents, parties
 from server.shell import arena as arenas
 from server.shell.actions import Actions
 from server.shell.awaited import Awaited
@@ -178,6 +178,9 @@ class Server:
             if extent in kept:
                 self._loop.actions.adopt(file, clock.now_ns())
             else:
+                # Its name goes now, its memory in a while: were the name still there when this
+                # server is killed, the next one would find what was cleared meanwhile.
+                extents.remove(file.path)
                 self._allocator.remove(file)
         names = {self._found.files[extent].geometry.fingerprint for extent in kept}
         adoption.forget_namespaces(self._arena.directory, self._found, names)

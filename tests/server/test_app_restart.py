@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.messages import ChunkCountReply, Clear
 from tests.server import heirs
 from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go, stats, try_save
 from tests.wire.client import Engine, make_namespace
@@ -291,6 +292,40 @@ def test_a_fault_in_taking_over_costs_the_content_and_not_the_server(
     assert "by a fault of the server's own" in said
     with launch(short_dir, shm_dir / "a") as server, connect(server) as engine:
         assert kept.check(engine) == 3 * CHUNKS
+
+
+def test_what_was_cleared_does_not_come_back_in_extents_that_were_to_go(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    """Freeing what does not fit takes seconds; a server that is killed meanwhile left it there."""
+    kept = Kept()
+    first_life(short_dir, shm_dir / "a", kept, "SIGTERM")
+    script = (
+        "import sys, time\n"
+        "from server.shell.extents import Allocator, ExtentFile\n"
+        "do = Allocator._do\n"
+        "def slow(self, item):\n"
+        "    time.sleep(60 if isinstance(item, ExtentFile) else 0)\n"
+        "    do(self, item)\n"
+        "Allocator._do = slow\n"
+        "from server.__main__ import main\n"
+        "main()\n"
+    )
+    prefix = (sys.executable, "-c", script, "launch")
+    command = [*prefix, "--endpoint", f"ipc://{short_dir}/s", "--arena-dir", str(shm_dir / "a")]
+    process = subprocess.Popen(
+        [*command, *heirs.ARGUMENTS, "--l1-size", "2M"], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"kvkeep ready")
+        with Engine(f"ipc://{short_dir}/s", f"{short_dir}/s.side", num_pages=CHUNKS) as engine:
+            assert engine.wire.call(Clear(), ChunkCountReply).chunks > 0
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+    with launch(short_dir, shm_dir / "a") as server, connect(server) as engine:
+        assert kept.check(engine) == 0
 
 
 def test_killed_at_any_instant_it_loses_only_what_was_not_committed(
