@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protocol.endpoint import Endpoint
+from server.shell.credentials import peer_ids, stand_in_of_peer
 
-_UCRED = struct.Struct("iII")
 _TCP_INFO_BYTES = 136
 _RECEIVED_AT = 128
 """Offset of ``tcpi_bytes_received`` in ``struct tcp_info``."""
@@ -43,8 +43,9 @@ class Connection:
     Attributes:
         fd: ZMQ's descriptor.
         inode: of the socket, which tells it from one that gets the same descriptor later.
-        pid: of the process that connected, 0 where the kernel does not say (tcp, a pid namespace
-            that cannot be seen).
+        pid: of the process that connected; below 0 a number that stands in for one in a pid
+            namespace that cannot be seen; 0 where the kernel does not say (tcp, such a namespace on
+            an old kernel).
         is_silent: whether it never sent a message, as far as the kernel says (tcp).
         waiting_bytes: that it sent and ZMQ has not read, and that ZMQ sent and it has not read.
     """
@@ -62,7 +63,7 @@ def count_descriptors() -> int:
 
 
 def find(endpoint: Endpoint) -> list[Connection]:
-    """Every connection to an endpoint, in order of descriptors; needs none itself.
+    """Every connection to an endpoint, in order of descriptors; finds them without one to spare.
 
     Args:
         endpoint: that this process listens on.
@@ -110,8 +111,7 @@ def _look(fd: int, address: str | int) -> Connection | None:
                 return None
             pid, is_silent = 0, False
             if one.family == socket.AF_UNIX:
-                raw = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-                pid = _UCRED.unpack(raw)[0]
+                pid = peer_ids(one)[0] or stand_in_of_peer(one)
             else:
                 is_silent = _received_bytes(one) <= _HANDSHAKE_BYTES
             waiting_bytes = _ioctl(fd, termios.FIONREAD) + _ioctl(fd, termios.TIOCOUTQ)

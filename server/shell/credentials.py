@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import errno
+import functools
 import os
 import select
 import socket
@@ -84,6 +85,46 @@ def peer_groups(connection: socket.socket) -> frozenset[int] | None:
     except OSError:  # the mode of the socket has let it connect, whatever groups it is in
         return None
     return frozenset({primary, *array.array("I", raw)})
+
+
+def stand_in(pidfd: int) -> int:
+    """A number for a process whose own cannot be seen from here, to tell it from others.
+
+    Args:
+        pidfd: of the process.
+
+    Returns:
+        Below 0, the same for each pidfd of that process and never for one of another; 0 where the
+        kernel (before 6.9) tells none from any other.
+    """
+    found = os.fstat(pidfd)
+    return 0 if found.st_dev == _anonymous_device() else -found.st_ino
+
+
+def stand_in_of_peer(connection: socket.socket) -> int:
+    """The same of the process at the other end; 0 as well when it cannot be told just now.
+
+    Args:
+        connection: accepted unix socket.
+    """
+    try:
+        pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:  # an old kernel, or out of descriptors
+        return 0
+    try:
+        return stand_in(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+@functools.cache
+def _anonymous_device() -> int:
+    """Where files lie that are all one and the same, as pidfds were."""
+    fd = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
 
 
 def open_by_pid(pid: int, connection: socket.socket) -> int:

@@ -13,7 +13,7 @@ from protocol.errors import ConfigError, ErrorCode, KvkeepError, RequestError
 from server.shell import clock, packets
 from server.shell.access import Access
 from server.shell.complaints import Complaints
-from server.shell.credentials import peer_ids, watch_peer
+from server.shell.credentials import peer_ids, stand_in_of_peer, watch_peer
 from server.shell.socketfile import SocketFile
 
 MAX_PEERS = 1024
@@ -36,7 +36,7 @@ class Door:
         socket: to be watched for reading while ``closed_until_ns`` is 0.
         file: of the socket.
         closed_until_ns: end of a pause after descriptors ran out, or 0.
-        pids: connections by process id.
+        pids: connections by process id, or by what stands in for one that cannot be seen.
     """
 
     def __init__(self, path: str, complaints: Complaints, access: Access | None = None) -> None:
@@ -76,9 +76,9 @@ class Door:
             num_peers: processes that are watched already.
 
         Returns:
-            Connection, pidfd and process id (counted until ``left``), or None: nobody there,
-            refused, or out of descriptors, in which case ``closed_until_ns`` says how long not to
-            look, since looking would spin.
+            Connection, pidfd and process id as in ``pids`` (counted until ``left``), or None:
+            nobody there, refused, or out of descriptors, in which case ``closed_until_ns`` says
+            how long not to look, since looking would spin.
         """
         try:
             connection, _ = self.socket.accept()
@@ -94,11 +94,12 @@ class Door:
                 raise RequestError(
                     ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_PEERS} processes may be connected"
                 )
-            pid, _ = peer_ids(connection)
+            pid = peer_ids(connection)[0] or stand_in_of_peer(connection)
             if self.pids.get(pid, 0) >= MAX_PER_PROCESS and pid:
                 raise RequestError(
                     ErrorCode.LIMIT_EXCEEDED,
-                    f"process {pid} has {MAX_PER_PROCESS} side connections: more it may not have",
+                    f"process {pid if pid > 0 else 'of another pid namespace'} has "
+                    f"{MAX_PER_PROCESS} side connections: more it may not have",
                 )
             pidfd = watch_peer(connection, self._access)
             self.pids[pid] = self.pids.get(pid, 0) + 1

@@ -95,7 +95,7 @@ class Peer:
         process: its number here.
         connection: None once the connection ended.
         pidfd: watched until the exit.
-        pid: as the kernel says, 0 from a pid namespace that cannot be seen.
+        pid: as the door counts it.
         silent_until_ns: when it is closed unless it said SideHello.
         joined: whether it did.
         pools: what it passed and was not dropped.

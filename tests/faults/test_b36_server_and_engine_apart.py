@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,14 @@ from protocol import side
 from protocol.errors import ErrorCode, ReplyError
 from protocol.layout import CudaIpcMemory, Region, ShardPool
 from protocol.messages import Done, Ping, RegisterKvCache, RegisterKvCacheReply
+from server.shell import credentials, door, guard
 from tests.adapter.enginerig import EngineRig, write_model
 from tests.adapter.hostlike import tokens
 from tests.faults.bystander import Bystander, engaged, stats
 from tests.faults.childengine import NUM_CHUNKS, ChildEngine, expected_pages
 from tests.wire.asuser import AsUser, needs_root
 from tests.wire.client import Engine, SideClient, make_keys, make_namespace
-from tests.wire.process import ServerProcess, wait_until
+from tests.wire.process import ROOT, ServerProcess, wait_until
 
 MODEL = "b36/model"
 PROMPT = tokens(22, seed=36)
@@ -153,6 +155,33 @@ def test_exits_are_seen_across_pid_namespaces(short_dir: Path, shm_dir: Path, ap
         if apart != "engine":
             # ``unshare`` does not pass SIGTERM on; its end is the server's.
             os.kill(server.children()[0], signal.SIGTERM)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("kind", ["hello", "idle"])
+def test_one_process_that_cannot_be_named_keeps_nobody_out(
+    short_dir: Path, shm_dir: Path, kind: str
+) -> None:
+    """As many connections as all may have together, from a container beside the server's."""
+    count = door.MAX_PEERS + 64 if kind == "hello" else guard.MAX_CONNECTIONS + 64
+    with ServerProcess(short_dir, shm_dir / "a", *SIZE, prefix=OWN_PIDS) as server:
+        where = server.side_path if kind == "hello" else server.url
+        with engaged(server, make_namespace(model=MODEL)) as engine:
+            command = [sys.executable, "-m", "tests.wire.crowd", kind, where, str(count)]
+            with subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as crowd:
+                assert crowd.stdout is not None
+                found = crowd.stdout.readline().split()[1]
+                if credentials.stand_in_of_peer(engine.side.socket) == 0:
+                    pytest.skip("a kernel before 6.9 tells such processes from none other")
+                if kind == "hello":
+                    assert int(found) == door.MAX_PER_PROCESS
+                with engaged(server, make_namespace(model="late")) as late:
+                    save_expected(late)
+                save_expected(engine)  # by the connection that it had before
+                crowd.communicate()
+        os.kill(server.children()[0], signal.SIGTERM)
 
 
 @needs_namespaces

@@ -51,6 +51,30 @@ def test_a_peers_exit_is_seen(short_dir: Path, way: str) -> None:
     child.communicate()
 
 
+def test_what_stands_in_for_a_number_is_the_same_for_one_process_only(short_dir: Path) -> None:
+    (short_dir / "1").mkdir()
+    one, first = connect_child(short_dir / "1" / "s")
+    other, second = connect_child(short_dir / "s")
+    with first, second:
+        mine = credentials.stand_in_of_peer(first)
+        if mine == 0:
+            pytest.skip("a kernel before 6.9")
+        assert mine < 0
+        pidfd = os.pidfd_open(one.pid)
+        assert credentials.stand_in(pidfd) == credentials.stand_in_of_peer(first) == mine
+        os.close(pidfd)
+        assert credentials.stand_in_of_peer(second) not in (0, mine)
+    for child in (one, other):
+        child.communicate()
+
+
+def test_pidfds_that_all_look_alike_stand_in_for_nobody() -> None:
+    # An eventfd lies where an old kernel keeps its pidfds.
+    fd = os.eventfd(0)
+    assert credentials.stand_in(fd) == 0
+    os.close(fd)
+
+
 def test_a_peer_that_is_gone_already_is_not_watched_by_its_old_number(short_dir: Path) -> None:
     child, connection = connect_child(short_dir / "s")
     child.kill()
