@@ -9,6 +9,7 @@ at start and end; each file is its writer's alone.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -22,12 +23,14 @@ from msgspec import Meta
 
 from protocol import limits
 from protocol.ids import ID_BYTES, Epoch, Fingerprint, InstanceId, Token
-from server.shell.namespacefiles import read_whole, write_whole
+from server.shell.namespacefiles import SHORTAGES, read_whole, write_whole
 
 FOLDER = "parties"
 MAX_FILE_BYTES = 64 << 10
 _NAME = re.compile(r"[0-9a-f]{32}(\.new)?")
 _MAX_PID = 1 << 31
+_NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
+"""Nobody has the number, or a thread of another process has it (EINVAL before Linux 6.9)."""
 
 Hex = Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")]
 
@@ -300,7 +303,7 @@ def watch(party: Party, here: Surroundings) -> int | None:
         when that cannot be told from here.
 
     Raises:
-        OSError: out of descriptors.
+        OSError: out of descriptors or memory.
     """
     if party.boot != here.boot:
         return -1
@@ -308,8 +311,10 @@ def watch(party: Party, here: Surroundings) -> int | None:
         return None
     try:
         pidfd = os.pidfd_open(party.pid)
-    except (ProcessLookupError, OverflowError):
-        return -1
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return -1 if error.errno in _NO_PROCESS else None
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +130,55 @@ def test_another_process_of_the_same_number_is_another(child: subprocess.Popen[b
     assert parties.watch(party, Surroundings("another boot", HERE.space)) == -1
     assert parties.watch(party, Surroundings(HERE.boot, "another container")) is None
     assert parties.watch(msgspec.structs.replace(party, pid=0, start_ticks=0), HERE) is None
+
+
+def test_a_number_that_passed_on_to_a_thread_is_a_party_that_is_gone() -> None:
+    """Threads have numbers of the same kind, and the kernel gives no pidfd of one."""
+    is_over, numbers = threading.Event(), []
+
+    def be() -> None:
+        numbers.append(threading.get_native_id())
+        is_over.wait(30)
+
+    thread = threading.Thread(target=be)
+    thread.start()
+    try:
+        while not numbers:
+            time.sleep(0.01)
+        party = Party(
+            role="engine",
+            pid=numbers[0],
+            start_ticks=1,
+            boot=HERE.boot,
+            space=HERE.space,
+            epoch=EPOCH.hex(),
+        )
+        assert parties.watch(party, HERE) == -1
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"), [(errno.EINVAL, -1), (errno.ESRCH, -1), (errno.EPERM, None)]
+)
+def test_whatever_the_kernel_refuses_the_start_goes_on(
+    child: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    answer: int | None,
+) -> None:
+    """Kernels before 6.9 say EINVAL of a thread; where pidfds are forbidden it is EPERM."""
+    party = Parties("", EPOCH, HERE).party("engine", child.pid, parties.start_ticks(child.pid))
+
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert parties.watch(party, HERE) == answer
+    number = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        parties.watch(party, HERE)
 
 
 def test_a_process_that_ended_before_it_was_written_down_is_not_named(
