@@ -40,6 +40,8 @@ class Kill:
         wrong: pages that were wrong.
         old_read: pages that an engine of the killed server read at the end of the next one's life.
         old_wrong: those of them that were wrong.
+        late: registrations that were not answered within 15 s, since none of the extents in use
+            could be emptied for them, and were made again.
     """
 
     held: int = 0
@@ -60,6 +62,7 @@ class Kill:
     wrong: int = 0
     old_read: int = 0
     old_wrong: int = 0
+    late: int = 0
 
 
 @dataclass
@@ -135,6 +138,7 @@ class Tally:
             "wrong": self.sum("wrong"),
             "old_read": self.sum("old_read"),
             "old_wrong": self.sum("old_wrong"),
+            "late_registrations": self.sum("late"),
             "evicted": self.sum("evicted"),
             "reclaimed": self.sum("reclaimed"),
             "claims": claims,

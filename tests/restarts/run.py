@@ -235,11 +235,11 @@ class Run:
         is_held = life > 0 and life % self._plan.hold_every == 0 and life < self._plan.kills - 1
         if is_held:
             self._hold(server)
+        # The first life fills the cache; a server that lacks a guard is to be caught soon.
+        pause = PAUSE_S if life and not self._plan.broken else 0
         for number, writer in enumerate(self._writers):
             is_guest = number == WRITERS
-            space, pause_s = (
-                (life + 1, GUEST_PAUSE_S) if is_guest else (MAIN, PAUSE_S if life else 0)
-            )
+            space, pause_s = (life + 1, GUEST_PAUSE_S) if is_guest else (MAIN, pause)
             if not (is_guest and life == 0):
                 writer.tell(f"{server.url} {server.side_path} {space} {pause_s}")
         writers = self._writers if life else self._writers[:WRITERS]
@@ -283,6 +283,7 @@ class Run:
         self._ledger.catch_up()
         for end in ends:
             flying = end["flying"]
+            kill.late += end["counts"].get("late", 0)
             kill.commits += sum(stage for _, stage in flying)
             kill.stores += sum(not stage for _, stage in flying)
             keys += self._ledger.note_flying(end["space"], [chain for chain, _ in flying])

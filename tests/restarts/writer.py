@@ -70,11 +70,11 @@ class Writer:
     def live(self, url: str, side_path: str, space: int, pause_s: float) -> list[list[int]]:
         """Stores in one server until it is gone; returns chains in flight, and their stage."""
         flying: deque[Saving] = deque()
-        kind = make_namespace(page_bytes(space), model(space))
-        engine = Engine(url, side_path, kind, num_pages=WINDOW * CHAIN_CHUNKS)
+        engine = self._connect(url, side_path, space)
         try:
-            engine.wire.on_wait = _watch(engine, lambda: None)
-            self._register(engine)
+            while not self._register(engine):
+                self._let_go(engine)
+                engine = self._connect(url, side_path, space)
             engine.wire.on_wait = _watch(engine, engine.pump)
             places = list(range(WINDOW))
             while True:
@@ -85,25 +85,39 @@ class Writer:
         except (ConnectionError, TimeoutError, BrokenPipeError, zmq.ZMQError):
             return [[one.chain, int(one.is_commit)] for one in flying]
         finally:
-            self._former.append((engine.hello.epoch, engine.welcome.token))
-            engine.extents.clear()
-            engine.close()
+            self._let_go(engine)
             del engine
             gc.collect()
 
-    def _register(self, engine: Engine) -> None:
+    def _connect(self, url: str, side_path: str, space: int) -> Engine:
+        kind = make_namespace(page_bytes(space), model(space))
+        engine = Engine(url, side_path, kind, num_pages=WINDOW * CHAIN_CHUNKS)
+        engine.wire.on_wait = _watch(engine, lambda: None)
+        return engine
+
+    def _let_go(self, engine: Engine) -> None:
+        self._former.append((engine.hello.epoch, engine.welcome.token))
+        engine.extents.clear()
+        engine.close()
+
+    def _register(self, engine: Engine) -> bool:
+        """Registers; whether it was answered in time."""
         for epoch, token in self._former[-2:]:
-            engine.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
+            if epoch != engine.hello.epoch:
+                engine.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
         while True:
             try:
                 engine.register()
+            except TimeoutError:
+                self.counts["late"] += 1
+                return False
             except ReplyError as error:
                 if not error.retryable:
                     raise
                 self.counts["refused"] += 1
                 time.sleep(0.05)
             else:
-                return
+                return True
 
     def _store(self, engine: Engine, space: int, place: int) -> Saving:
         chain, self._next_chain = self._next_chain, self._next_chain + 1
