@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.restarts.broken import BREAKS
 from tests.slow.__main__ import main, run_step
 from tests.slow.figure import Figure
 from tests.slow.steps import Step, plan, read_bench, read_demo, read_junit
@@ -121,6 +122,7 @@ def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
     )
     host = {"schedules", "combinations", "conformance kit", "agentic", "adapter cpu"}
     assert host <= set(names)
+    assert {"restarts", *(f"restarts {name}" for name in BREAKS)} <= set(names)
     assert len(names) > len(plan(1, tmp_path, quick=True))
 
 
