@@ -6,7 +6,8 @@
     python -m tests.wire.crowd half URL COUNT       send half of ZMQ's greeting
     python -m tests.wire.crowd idle URL COUNT       finish ZMQ's handshake, say nothing
     python -m tests.wire.crowd slow URL COUNT       announce a frame of a megabyte, send it by bytes
-    python -m tests.wire.crowd die URL PATH COUNT   register, LOOKUP, die: COUNT processes
+    python -m tests.wire.crowd die URL PATH COUNT   register, LOOKUP, die: COUNT engines
+                                    [PER_PROCESS]   as many of them in each process, 1 unless told
 
 Prints ``ready`` and a number, then stays until its stdin ends. Knows the wire client. Runs as a
 child of a test.
@@ -98,30 +99,36 @@ def _has_ended() -> bool:
         return False
 
 
-def die(url: str, path: str, count: int) -> None:
+def die(url: str, path: str, count: int, per_process: int = 1) -> None:
     """Registers and leases in processes that end there."""
     done = 0
-    for number in range(count):
+    for first in range(0, count, per_process):
+        numbers = range(first, min(count, first + per_process))
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                engine = Engine(url, path, make_namespace(model=MODEL), num_pages=8)
-                engine.register()
-                keys = make_keys(SEED, NUM_KEYS)
-                found = engine.lookup(keys, number)
-                if number % 2:
-                    engine.read(found.lease, found.ready)
-                code = 0
+                engines = [_leave_open(url, path, number) for number in numbers]
+                code = 0 if len(engines) == len(numbers) else 1
             finally:
                 os._exit(code)
-        done += os.waitpid(pid, 0)[1] == 0
+        done += len(numbers) * (os.waitpid(pid, 0)[1] == 0)
     print("ready", done, flush=True)
     sys.stdin.read()
 
 
+def _leave_open(url: str, path: str, number: int) -> Engine:
+    """An engine with a lease; every other one has retrieved it, too."""
+    engine = Engine(url, path, make_namespace(model=MODEL), num_pages=8)
+    engine.register()
+    found = engine.lookup(make_keys(SEED, NUM_KEYS), number)
+    if number % 2:
+        engine.read(found.lease, found.ready)
+    return engine
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "die":
-        die(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        die(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
     else:
         stand(sys.argv[1], sys.argv[2], int(sys.argv[3]))
