@@ -94,7 +94,7 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
                 build / "slow-marked.xml",
                 ("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
                 {"KV_E2E_SEED": str(seed)},
-                limit_s=900,
+                limit_s=1800,
             )
         )
     more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
