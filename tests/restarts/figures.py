@@ -40,8 +40,7 @@ class Kill:
         wrong: pages that were wrong.
         old_read: pages that an engine of the killed server read at the end of the next one's life.
         old_wrong: those of them that were wrong.
-        late: registrations that were not answered within 15 s, since none of the extents in use
-            could be emptied for them, and were made again.
+        late: registrations that were not answered within 15 s and were made again.
     """
 
     held: int = 0

@@ -237,12 +237,14 @@ class Run:
             self._hold(server)
         # The first life fills the cache; a server that lacks a guard is to be caught soon.
         pause = PAUSE_S if life and not self._plan.broken else 0
+        # A guest may wait for an extent that a stopped engine does not let go of.
+        num_writers = WRITERS if life == 0 or is_held else WRITERS + 1
         for number, writer in enumerate(self._writers):
             is_guest = number == WRITERS
             space, pause_s = (life + 1, GUEST_PAUSE_S) if is_guest else (MAIN, pause)
-            if not (is_guest and life == 0):
+            if number < num_writers:
                 writer.tell(f"{server.url} {server.side_path} {space} {pause_s}")
-        writers = self._writers if life else self._writers[:WRITERS]
+        writers = self._writers[:num_writers]
         for writer in writers:
             assert writer.hear() == "busy"
         if self._reader is not None and not is_held:

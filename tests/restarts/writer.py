@@ -78,6 +78,7 @@ class Writer:
             engine.wire.on_wait = _watch(engine, engine.pump)
             places = list(range(WINDOW))
             while True:
+                engine.pump()  # while answers come at once, nothing is awaited
                 while places:
                     flying.append(self._store(engine, space, places.pop()))
                 self._answer(engine, space, flying, places)
