@@ -38,6 +38,7 @@ class Extent:
         readers: sessions that may have it mapped.
         used_us: mean time of last use of what it holds.
         not_before_ns: when it may be reclaimed again after an attempt failed.
+        taken_ns: when its readers were told to unmap it.
         parties: processes of a former server that may still touch it.
         sealed: nothing new is put into it: there are such parties, or were a moment ago.
     """
@@ -52,6 +53,7 @@ class Extent:
     readers: dict[SessionId, Session] = field(default_factory=dict)
     used_us: float = 0.0
     not_before_ns: int = 0
+    taken_ns: int = 0
     parties: set[PartyId] = field(default_factory=set)
     sealed: bool = False
 

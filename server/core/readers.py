@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from protocol.ids import ExtentId
 from server.core.arena import Arena
+from server.core.clock import Clock
 from server.core.effects import GiveExtent, TakeExtent
 from server.core.extents import Extent, Phase
 from server.core.namespaces import Session
@@ -23,14 +24,16 @@ class Readers:
     Args:
         arena: every extent.
         outbox: where effects go.
+        clock: current time.
 
     Attributes:
         gone: called with a taken extent that no reader has any more.
     """
 
-    def __init__(self, arena: Arena, outbox: Outbox) -> None:
+    def __init__(self, arena: Arena, outbox: Outbox, clock: Clock) -> None:
         self._arena = arena
         self._outbox = outbox
+        self._clock = clock
         self.gone: Callable[[Extent], None] = lambda extent: None
 
     def give(self, extent: Extent, session: Session) -> None:
@@ -82,6 +85,7 @@ class Readers:
             extent: without used slots.
         """
         extent.phase = Phase.TAKEN
+        extent.taken_ns = self._clock.now_ns
         for session in extent.readers.values():
             self._outbox.add(TakeExtent(session.process, session.session, extent.extent))
         if not extent.readers:

@@ -2,17 +2,18 @@
 
 Purpose: when the budget is spent, the extent whose bytes were unused for the longest is emptied,
 descendants included, and taken from its readers. Never one that is being read or copied into,
-never the last one of an owner with live engines (P17). Must not know: messages, files. Runs in:
-the loop thread.
+never the last one of an owner with live engines (P17), and none of a reader that does not answer.
+Must not know: messages, files. Runs in: the loop thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from protocol.ids import SessionId
 from server.core.admission import MORE, WALK_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
-from server.core.clock import Clock
+from server.core.clock import Timers
 from server.core.extents import Extent, Phase
 from server.core.growth import RETRY_NS, Demand, Growth
 from server.core.namespaces import Owner, peel
@@ -23,6 +24,9 @@ LANE = "reclaim"
 CLEARLY = 2
 """Another owner's bytes must be unused this many times longer than one's own oldest."""
 MARGIN_US = 10_000
+PATIENCE_NS = 1_000_000_000
+"""A reader that was told to unmap an extent and did not for this long is stopped or hangs: what it
+has mapped makes no room, and nobody waits for it."""
 
 
 class Reclaimer:
@@ -32,7 +36,7 @@ class Reclaimer:
         arena: slots and extents.
         growth: the budget; its ``reclaim`` is set to this object's ``begin``.
         readers: from whom emptied extents are taken.
-        clock: current time.
+        timers: for a second look at readers that do not answer.
         lanes: long work.
         fault: notes an error of our own.
     """
@@ -42,14 +46,15 @@ class Reclaimer:
         arena: Arena,
         growth: Growth,
         readers: Readers,
-        clock: Clock,
+        timers: Timers,
         lanes: Lanes,
         fault: Callable[[Exception], None],
     ) -> None:
         self._arena = arena
         self._growth = growth
         self._readers = readers
-        self._clock = clock
+        self._timers = timers
+        self._clock = timers.clock
         self._lanes = lanes
         self._fault = fault
         growth.reclaim = self.begin
@@ -86,9 +91,22 @@ class Reclaimer:
         coming = sum(
             extent.file_bytes
             for extent in arena.extents.values()
-            if extent.phase in (Phase.EMPTYING, Phase.TAKEN)
+            if extent.phase is Phase.EMPTYING
+            or (extent.phase is Phase.TAKEN and not self._is_overdue(extent))
         )
         return needed - coming - growth.free_bytes
+
+    def _is_overdue(self, extent: Extent) -> bool:
+        return self._clock.now_ns - extent.taken_ns >= PATIENCE_NS
+
+    def _silent(self) -> set[SessionId]:
+        """Readers that do not let go of what was taken from them."""
+        return {
+            session
+            for extent in self._arena.extents.values()
+            if extent.phase is Phase.TAKEN and self._is_overdue(extent)
+            for session in extent.readers
+        }
 
     def _victim(self, demand: Demand, force: bool) -> Extent | None:
         now_ns, now_us = self._clock.now_ns, self._clock.now_us
@@ -97,7 +115,7 @@ class Reclaimer:
             for extent in demand.owner.extents[demand.shard]
             if extent.phase is Phase.LIVE
         ]
-        limit_us = float(now_us)
+        limit_us, silent = float(now_us), self._silent()
         if own and not force:
             limit_us = now_us - CLEARLY * (now_us - min(own)) - MARGIN_US
         candidates = [
@@ -107,6 +125,7 @@ class Reclaimer:
             and extent.used_us <= limit_us
             and extent.not_before_ns <= now_ns
             and self._may_go(extent)
+            and silent.isdisjoint(extent.readers)
         ]
         candidates.sort(key=lambda extent: extent.used_us)
         for extent in candidates:
@@ -161,6 +180,8 @@ class Reclaimer:
             extent.not_before_ns = self._clock.now_ns + RETRY_NS
         else:
             self._readers.take(extent)
+            if extent.phase is Phase.TAKEN and extent.readers:
+                self._timers.at(self._clock.now_ns + PATIENCE_NS, self._growth.serve)
         yield MORE
 
     def _drop(self, owner: Owner, leaf: int) -> bool:

@@ -82,10 +82,10 @@ class State:
         self.peers = Peers(config, epoch, arena, self.outbox)
         self.slots = SlotTable(min(MOST_SLOTS, config.arena_bytes // SMALL_SLOT_BYTES))
         self.arena = Arena(self.clock, self.outbox, self.slots)
-        self.readers = Readers(self.arena, self.outbox)
+        self.readers = Readers(self.arena, self.outbox, self.clock)
         self.growth = Growth(config, self.clock, self.outbox, self.arena, self.readers)
         self.reclaimer = Reclaimer(
-            self.arena, self.growth, self.readers, self.clock, self.lanes, self.fault
+            self.arena, self.growth, self.readers, self.timers, self.lanes, self.fault
         )
         self.window = CopyWindow(HOST_COPIER, config.copy_window_bytes, self.outbox)
         self.leases = Leases(

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.errors import ErrorCode, ReplyError
 from server.core import effects as fx
+from server.core.reclaim import PATIENCE_NS
 from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
 
@@ -132,6 +133,53 @@ def test_rule_4_a_reader_that_exits_counts_as_unmapped() -> None:
     assert seq not in b.replies
     other.die()
     assert b.answer(seq).session > 0
+
+
+def test_a_stopped_reader_holds_up_nobody_else() -> None:
+    world = World(config(extents=4, slots=4), auto_map=False)
+    stopped, other = world.engine("stopped"), world.engine("other")
+    for engine, name in ((stopped, "one"), (other, "two")):
+        engine.register(namespace(name))
+        engine.report()
+        assert engine.save(chain(name, 6)) == 6
+        engine.report()
+        world.step(SECOND)
+    b = world.engine("b")
+    world.core.pool_offered(b.process, b.pool, 256 * PAGE)
+    seq = b.send(b.register_body(namespace("three")))
+    world.pump()
+    assert len(stopped.to_unmap) == 1, "the oldest one is taken first"
+    world.step(PATIENCE_NS)
+    world.core.tick(world.now_ns)
+    world.pump()
+    assert len(other.to_unmap) == 1
+    assert world.core.stats()["arena_quarantined_bytes"] > 0
+    other.report()
+    world.pump()
+    assert b.answer(seq).session > 0
+    assert len(stopped.to_unmap) == 1, "nothing more is taken from who does not answer"
+    stopped.report()
+    world.pump()
+    assert world.core.stats()["arena_quarantined_bytes"] == 0
+
+
+def test_where_only_a_stopped_reader_could_make_room_there_is_none_at_once() -> None:
+    world = World(config(extents=2, slots=4), auto_map=False)
+    stopped, b = world.engine("stopped"), world.engine("b")
+    stopped.register(namespace("one"))
+    stopped.report()
+    assert stopped.save(chain("one", 6)) == 6
+    stopped.report()
+    world.core.pool_offered(b.process, b.pool, 256 * PAGE)
+    seq = b.send(b.register_body(namespace("two")))
+    world.pump()
+    assert seq not in b.replies
+    world.step(PATIENCE_NS)
+    world.core.tick(world.now_ns)
+    world.pump()
+    error = b.replies[seq].error
+    assert error is not None
+    assert error.code == ErrorCode.NO_ROOM
 
 
 def test_an_extent_that_is_read_is_never_taken() -> None:
