@@ -77,6 +77,24 @@ def find(endpoint: Endpoint) -> list[Connection]:
     return found
 
 
+def find_listener(endpoint: Endpoint) -> int | None:
+    """ZMQ's descriptor of the socket that listens at an endpoint; None without one.
+
+    Args:
+        endpoint: that this process listens on.
+    """
+    address = endpoint.path if not endpoint.is_tcp else endpoint.port
+    for fd in _sockets():
+        try:
+            with _borrowed(fd) as one:
+                is_stream = one.type == socket.SOCK_STREAM and _is_bound_to(one, address)
+                if is_stream and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    return fd
+        except OSError:  # closed meanwhile
+            continue
+    return None
+
+
 def _sockets() -> Iterator[int]:
     """Descriptors that are sockets. Numbers lie close together, as the lowest is always taken."""
     left = count_descriptors()

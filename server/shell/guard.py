@@ -17,6 +17,7 @@ from protocol.endpoint import Endpoint
 from server.shell import clock, connections
 from server.shell.complaints import Complaints
 from server.shell.connections import Connection
+from server.shell.gate import Gate
 from server.shell.heap import Heap
 
 INTERVAL_S = 0.1
@@ -79,15 +80,18 @@ class Guard:
         self._num_vain = 0
         self._seen = connections.count_descriptors()
         self._over = threading.Event()
+        self._thinning = threading.Lock()
+        self._gate = Gate(endpoint, self._thin_out, complaints)
         self._thread = threading.Thread(target=self._run, name="kvkeep-guard", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread, and the gate's; the endpoint is bound."""
+        self._gate.start()
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread and the gate's run."""
+        return self._thread.is_alive() and self._gate.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread.
@@ -96,12 +100,13 @@ class Guard:
             timeout_s: longest wait.
 
         Returns:
-            Whether it ended.
+            Whether both ended.
         """
         self._over.set()
+        is_open = self._gate.stop(timeout_s)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return is_open and not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._over.wait(INTERVAL_S):
@@ -197,6 +202,10 @@ class Guard:
 
     def _thin_out(self) -> int:
         """Cuts connections of those who have too many, oldest first; returns how many."""
+        with self._thinning:
+            return self._cut_surplus()
+
+    def _cut_surplus(self) -> int:
         known, found = self._known(), connections.find(self._endpoint)
         strangers = [one for one in found if (one.pid not in known if one.pid else one.is_silent)]
         surplus = strangers[: max(0, len(strangers) - self._max_strangers)]

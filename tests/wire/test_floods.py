@@ -158,6 +158,20 @@ def test_two_thousand_connections_that_say_nothing(
     bystander.check()
 
 
+def test_connections_faster_than_they_can_be_cut(short_dir: Path, shm_dir: Path) -> None:
+    """libzmq aborts a process that has no descriptor left for a connection over ipc."""
+    few = ("prlimit", "--nofile=1024:1024")
+    sizes = ("--l1-size", "64M", "--extent-size", "1M")
+    with ServerProcess(short_dir, shm_dir / "a", *sizes, prefix=few) as server:
+        with engaged(server, make_namespace(model="few")) as engine:
+            with child("-m", "tests.wire.crowd", "silent", server.url, "8000") as crowd:
+                assert read_line(crowd).startswith("ready")
+                assert server.process.poll() is None, server.log()
+                engine.wire.call(Ping(), Done)
+            assert engine.save(make_keys(1, 4), [0, 1, 2, 3]) == 4
+        assert server.process.poll() is None
+
+
 @pytest.mark.parametrize("kind", ["side", "hello"])
 def test_a_thousand_side_connections_of_one_process(
     server: ServerProcess, bystander: Bystander, kind: str
