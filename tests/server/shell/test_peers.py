@@ -19,7 +19,7 @@ from protocol import side
 from protocol.errors import ErrorCode
 from protocol.ids import ArenaId, Epoch
 from server.core.effects import ProcessId
-from server.shell import packets
+from server.shell import packets, peers
 from server.shell.descriptors import Descriptor
 from server.shell.peers import MAX_POOLS_PER_PEER, Drop, Forget, ForgetPool, SideSocket, Tell
 from server.shell.reports import PoolOffered, ProcessExited, ProcessJoined, ProcessQuiet
@@ -182,6 +182,27 @@ def test_strangers_are_refused_and_leave_nothing(sides: Side) -> None:
     assert time.monotonic() - begun >= SILENCE_S * 0.9
     assert not sides.reports.queue
     assert wait_until(lambda: not sides.thread._peers)
+
+
+def test_the_oldest_that_says_nothing_makes_room_for_the_next(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "MAX_SILENT", 3)
+    with Reports() as reports:
+        path, ids = str(short_dir / "s"), (Epoch(b"e" * 16), ArenaId(b"a" * 16))
+        thread = SideSocket(path, "ipc:///e", *ids, reports.reporter, silence_limit_s=60)
+        thread.start()
+        try:
+            polite = SideClient(path)
+            assert isinstance(polite.hello(b"i" * 16), side.Welcome)
+            silent = [SideClient(path) for _ in range(5)]
+            assert [closed_with(one) for one in silent[:2]] == [ErrorCode.LIMIT_EXCEEDED] * 2
+            for one in (*silent[2:], polite):  # who spoke is not counted among them
+                if one is not polite:
+                    assert isinstance(one.hello(b"j" * 16), side.Welcome)
+                one.close()
+        finally:
+            assert thread.stop(5)
 
 
 def test_the_end_of_a_connection_is_quiet_and_only_the_exit_is_an_exit(sides: Side) -> None:
