@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.layout import pack_pages
+from server.core import handle_saves
 from tests.server.core.world import World, chain, config, namespace
 
 
@@ -54,3 +57,16 @@ def test_a_cancel_of_an_unknown_store_is_done_at_once() -> None:
     a = world.engine()
     a.register(namespace())
     assert isinstance(a.ask(m.Cancel(session=a.session, store=99)), m.Done)
+
+
+def test_stores_that_nobody_ends_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle_saves, "MAX_STORES_PER_SESSION", 3)
+    world = World(config())
+    a = world.engine()
+    a.register(namespace())
+    stores = [a.store_body(chain(str(number), 1)) for number in range(4)]
+    for body in stores[:3]:
+        assert a.ask(body).copied == 1
+    assert a.error(stores[3]) is ErrorCode.BUSY
+    a.ask(m.Cancel(session=a.session, store=stores[0].store))
+    assert a.ask(stores[3]).copied == 1

@@ -7,9 +7,11 @@ import struct
 import numpy as np
 import pytest
 
+from protocol import limits
 from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import LayerGroup
+from tests.server.core.engine import Engine
 from tests.server.core.world import PAGE, World, chain, config, namespace
 
 
@@ -387,3 +389,43 @@ def test_what_one_rank_gave_back_is_retrieved_again_as_the_other_still_reads_it(
     ranks[0].end()
     assert pinned(world) == 0
     world.core.check_integrity()
+
+
+def refused(engine: Engine, keys: list[bytes], request: int) -> bool:
+    body = m.Lookup(session=engine.session, request=request, start=0, keys=b"".join(keys))
+    return engine.error(body) is ErrorCode.LIMIT_EXCEEDED
+
+
+def test_what_one_engine_may_lease_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_LIVE_REQUESTS", 2)
+    world = World(config())
+    a, b = world.engine("a"), world.engine("b")
+    for engine in (a, b):
+        engine.register(namespace())
+    keys = chain("x", 2)
+    a.save(keys)
+    leases = [a.lookup(keys, request).lease for request in (1, 2)]
+    assert refused(a, keys, 3)
+    assert b.lookup(keys, 3).ready == 2
+    for request in (1, 2):  # each request keeps what it retrieved under a former lease
+        a.retrieve(keys, leases[request - 1], 0, 2)
+        leases.append(a.lookup(keys, request).lease)
+        a.retrieve(keys, leases[-1], 0, 2)
+    assert refused(a, keys, 1)
+    a.release(leases[0])
+    assert a.lookup(keys, 1).ready == 2
+
+
+def test_slots_that_leases_remember_are_bounded() -> None:
+    world = World(config(max_leased_slots_per_instance=5))
+    a = world.engine("a")
+    a.register(namespace())
+    keys = chain("x", 2)
+    a.save(keys)
+    leases = [a.lookup(keys, request).lease for request in (1, 2, 3)]
+    for lease in leases[:2]:
+        a.retrieve(keys, lease, 0, 2)
+    body = m.Retrieve(session=a.session, lease=leases[2], start=0, count=2)
+    assert a.error(body) is ErrorCode.LIMIT_EXCEEDED
+    a.release(leases[0])
+    a.retrieve(keys, leases[2], 0, 2)

@@ -152,6 +152,14 @@ def test_strangers_and_idlers_cost_nothing_that_grows() -> None:
     )
 
 
+def test_registrations_of_one_process_are_bounded() -> None:
+    world = World(config(max_sessions_per_process=1))
+    a = world.engine("a")
+    a.register(namespace(ranks=2))
+    a.rank = 1
+    assert a.error(a.register_body(namespace(ranks=2))) is ErrorCode.LIMIT_EXCEEDED
+
+
 def test_connections_of_one_token_are_bounded_and_the_oldest_goes() -> None:
     world = World(config())
     a = world.engine("a")
