@@ -10,6 +10,7 @@ import pytest
 
 from protocol import frames
 from protocol.errors import ErrorCode, ReplyError
+from protocol.ids import InstanceId, Token
 from protocol.messages import (
     REQUEST_TYPES,
     ChunkCountReply,
@@ -18,9 +19,12 @@ from protocol.messages import (
     CommitReply,
     Delete,
     Hello,
+    Stats,
     StopReason,
 )
 from protocol.namespace import fingerprint
+from protocol.session import ClientSession
+from tests.faults import rawzmtp
 from tests.faults.bystander import (
     Bystander,
     engaged,
@@ -32,7 +36,7 @@ from tests.faults.bystander import (
     stats,
 )
 from tests.protocol.strategies import valid_plain
-from tests.wire.client import Engine, make_keys, make_namespace
+from tests.wire.client import Engine, WireClient, make_keys, make_namespace
 from tests.wire.process import ServerProcess
 
 
@@ -133,4 +137,34 @@ def test_p10_a_deadline_in_the_past_has_no_effect(
         assert error.code == ErrorCode.DEADLINE_EXCEEDED
         assert engine.lookup(keys).ready == 0
         assert engine.commit(store, 2).published == 2
+    bystander.check()
+
+
+def test_p10_who_reads_no_reply_is_forgotten_and_may_come_again(
+    server: ServerProcess, bystander: Bystander
+) -> None:
+    """Replies are held up to a bound; then the connection is dropped, and nothing else of it."""
+    with engaged(server, make_namespace(model="p10/deaf")) as engine:
+        keys = make_keys(4, 2)
+        assert engine.save(keys, [0, 1]) == 2
+        lease = engine.lookup(keys, 1).lease
+        dropped = stats(engine).get("complaint_peer_dropped", 0)
+        session = ClientSession(InstanceId(engine.instance), "deaf")
+        _, hello = session.hello(Token(engine.welcome.token))
+        ask = rawzmtp.frame(plain_frame(engine.wire, Stats.op, {}))
+        with rawzmtp.greeted(server.url) as deaf:
+            deaf.sendall(rawzmtp.frame(hello))
+            deaf.settimeout(0.2)
+            num_sent, stop_s = 0, time.monotonic() + 20
+            while stats(engine).get("complaint_peer_dropped", 0) == dropped:
+                assert time.monotonic() < stop_s, f"{num_sent} replies are kept"
+                deaf.sendall(ask * 50)
+                num_sent += 50
+        # A reply is a few kilobytes; beside the bound, the socket itself takes some.
+        assert num_sent < 2000
+        assert len(retrieve(engine, lease, 2)) == 2
+        assert engine.release(lease) == 2
+        again = WireClient(server.url, engine.instance)
+        again.hello(engine.welcome.token)
+        again.close()
     bystander.check()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +26,7 @@ from server.core.effects import DropPoolOffer, Effect, PeerId, ProcessId, SendRe
 from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
-from server.shell.loop import Loop, ThreadDiedError, make_socket
+from server.shell.loop import RECEIVE_QUEUE_FRAMES, Loop, ThreadDiedError, make_socket
 from server.shell.reports import (
     DrainAsked,
     Here,
@@ -33,6 +35,7 @@ from server.shell.reports import (
     Reporter,
     ReportQueue,
 )
+from tests.faults import rawzmtp
 from tests.wire.process import ROOT, wait_until
 
 
@@ -160,6 +163,26 @@ def test_nobody_knows_which_routing_id_comes_next() -> None:
     found = {subprocess.check_output(command, cwd=ROOT, text=True, timeout=60) for _ in range(3)}
     assert len(found) == 3
     assert all(len(one.strip()) == 10 and one.startswith("00") for one in found)
+
+
+def test_messages_beyond_a_few_wait_in_the_senders_socket(short_dir: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = make_socket(context)  # that nobody reads
+    url = f"ipc://{short_dir}/s"
+    router.bind(url)
+    try:
+        with rawzmtp.greeted(url) as sender:
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            sender.settimeout(1)
+            message, num_sent = rawzmtp.frame(bytes(1 << 16)), 0
+            with suppress(TimeoutError):
+                while num_sent < 200:
+                    sender.sendall(message)
+                    num_sent += 1
+        assert RECEIVE_QUEUE_FRAMES <= num_sent <= RECEIVE_QUEUE_FRAMES + 8
+    finally:
+        router.close()
+        context.destroy(linger=0)
 
 
 def test_the_socket_is_for_its_user_alone(running: Running) -> None:
