@@ -68,6 +68,9 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     router = context.socket(zmq.ROUTER)
     router.linger = 0
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    # Nobody serves ZAP here, so it admits everybody; but with a domain libzmq refuses peers that
+    # speak ZMTP 1 or 2, each of which would cost some 400 bytes that never come back.
+    router.setsockopt(zmq.ZAP_DOMAIN, b"kvkeep")
     router.setsockopt(zmq.MAXMSGSIZE, limits.MAX_FRAME_BYTES)
     router.setsockopt(zmq.SNDHWM, SEND_QUEUE_FRAMES)
     router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_FRAMES)

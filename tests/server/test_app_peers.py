@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import pytest
 import zmq
 
 from protocol import frames, limits, side
@@ -66,6 +67,30 @@ def test_b47_raw_bytes_harm_nobody(server: ServerProcess) -> None:
                         pass  # cut off in the middle of it: fine
             engine.wire.call(Ping(), Done)
     assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\x01\x00", b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x00\x02hi"],
+    ids=["zmtp 1", "zmtp 2"],
+)
+def test_b47_peers_of_old_versions_of_zmq_are_hung_up_on_and_cost_nothing(
+    server: ServerProcess, said: bytes
+) -> None:
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            with raw_ipc(server.url) as connection:
+                try:
+                    connection.sendall(said)
+                    while connection.recv(64):
+                        pass
+                except ConnectionError:
+                    pass
+
+    come_and_go(500)
+    before_bytes = rss_bytes(server.pid)
+    come_and_go(3000)
+    assert rss_bytes(server.pid) - before_bytes < 512 << 10  # libzmq lost more than a megabyte
 
 
 def test_b47_frames_that_are_no_requests_get_typed_answers(server: ServerProcess) -> None:
