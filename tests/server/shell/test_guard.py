@@ -143,6 +143,19 @@ def test_strangers_are_thinned_out_and_the_known_are_not(
         assert router.poll(10_000)
 
 
+def test_all_connections_together_are_bounded(
+    short_dir: Path, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 20)  # fewer than one process may have
+    with guarding(short_dir, {os.getpid(): 1}) as watch, ExitStack() as stack:
+        made = [stack.enter_context(rawzmtp.greeted(f"ipc://{short_dir}/s")) for _ in range(40)]
+        endpoint = parse(f"ipc://{short_dir}/s")
+        assert wait_until(lambda: len(connections.find(endpoint)) <= 20)
+        assert "connections_bound" in watch._complaints.counts()
+        made[-1].sendall(rawzmtp.frame(b"newest"))
+        assert router.poll(10_000)
+
+
 def test_a_fault_of_its_own_does_not_end_it(short_dir: Path, router: zmq.Socket[bytes]) -> None:
     def broken() -> int:
         raise RuntimeError("accounts are closed")
