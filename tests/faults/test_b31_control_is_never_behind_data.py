@@ -100,7 +100,7 @@ def test_b31_a_stopped_copier_holds_up_no_control_call(own_server: ServerProcess
             leases.append(found.lease)
         with stopped_copiers(own_server):
             seqs = stores(a, 48)
-            assert stats(b)["copies_in_flight"] > 0
+            assert wait_until(lambda: stats(b)["copies_in_flight"] > 0)
 
             def release(number: int) -> None:
                 body = Release(session=b.session, lease=leases[number], start=0, count=2)
