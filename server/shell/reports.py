@@ -8,6 +8,7 @@ Runs in: ``Reporter`` in its one thread, the queue's reading end in the loop thr
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -152,13 +153,14 @@ class Reporter:
     Created before its thread starts and used by that thread alone from then on.
 
     Attributes:
-        routing_id: by which the loop's socket knows its wake-up frames.
+        routing_id: by which the loop's socket knows its wake-up frames; who knew it could take
+            this one's place.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], name: str, queue: ReportQueue
     ) -> None:
-        self.routing_id = b"kvkeep-" + name.encode()
+        self.routing_id = b"kvkeep-" + name.encode() + b"-" + os.urandom(16)
         self._queue = queue
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0

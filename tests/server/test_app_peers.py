@@ -93,6 +93,30 @@ def test_b47_peers_of_old_versions_of_zmq_are_hung_up_on_and_cost_nothing(
     assert rss_bytes(server.pid) - before_bytes < 512 << 10  # libzmq lost more than a megabyte
 
 
+def test_b47_connections_that_go_by_the_same_name_cost_nothing(server: ServerProcess) -> None:
+    name = b"\x08Identity\x00\x00\x00\x04same"
+    body = dealer_ready()[2:] + name
+    said = greeting() + b"\x04" + bytes([len(body)]) + body
+
+    def enter(connection: socket.socket) -> None:
+        connection.sendall(said)
+        got = b""
+        while len(got) < 70:  # its greeting, and a part of its READY
+            got += connection.recv(256)
+
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            with raw_ipc(server.url) as connection:
+                enter(connection)
+
+    with raw_ipc(server.url) as first:
+        enter(first)
+        come_and_go(300)
+        before_bytes = rss_bytes(server.pid)
+        come_and_go(700)
+        assert rss_bytes(server.pid) - before_bytes < 1 << 20  # it was 11 KiB for each
+
+
 def test_b47_frames_that_are_no_requests_get_typed_answers(server: ServerProcess) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0

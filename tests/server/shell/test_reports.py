@@ -17,8 +17,17 @@ def test_a_report_wakes_the_socket_under_the_reporters_name() -> None:
     with Reports() as reports:
         reports.reporter.post(CopierLost(CopierId(3)))
         assert reports.router.poll(10_000)
-        assert reports.router.recv_multipart() == [b"kvkeep-test", b""]
+        assert reports.router.recv_multipart() == [reports.reporter.routing_id, b""]
         assert reports.wait_for(CopierLost).copier == 3
+
+
+def test_nobody_can_know_a_reporters_name_and_take_its_place() -> None:
+    with Reports() as one, Reports() as other:
+        names = [one.reporter.routing_id, other.reporter.routing_id]
+        assert names[0] != names[1]
+        for name in names:
+            assert name.startswith(b"kvkeep-test-")
+            assert len(name) == len(b"kvkeep-test-") + 16
 
 
 def test_nothing_is_lost_when_nobody_reads_the_wake_ups() -> None:
