@@ -147,6 +147,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         if table is None:
             return ConnectorMetadata(iteration, engine=card)
         if self._broken_promise:
+            if self._running is not None:  # from here on nothing that was offered is loaded
+                self._running.link.offers.built(iteration, (), ())
             return ConnectorMetadata(iteration, engine=card, failure=self._broken_promise)
         has_offers = any(state.offer is not None for state in table.unreported())
         try:

@@ -162,9 +162,15 @@ def test_a_promise_whose_pages_were_not_understood_fails_loudly(parking: EngineR
     # The host parks the request all the same, and takes its tokens for computed when it is back.
     request = FakeRequest(parking.next_id, list(PROMPT))
     assert parking.query(request) == 20
+    running = parking.scheduler._running
+    assert running is not None
+    joined, offers = running.link.joined, running.link.offers
+    assert joined is not None
     parking.scheduler.update_state_after_alloc_by_layer_group(request, [[1], [2]])
     with pytest.raises(LoadError, match="pages"):
         parking.iterate(Output())
+    watch = offers.watch(joined.epoch, 0)
+    assert offers.is_over(watch, 0, 1), "or the engine would not leave its server for minutes"
     parking.check_nothing_leased()
 
 
