@@ -47,6 +47,7 @@ _log = logging.getLogger("kvkeep.server")
 
 DRAIN_LIMIT_S = 5.0
 EXIT_FAULT = 1
+MIN_OPEN_FILES = 1024
 _END_LIMIT_S = 5.0
 _JOURNAL_LIMIT_S = 1.0
 
@@ -353,8 +354,18 @@ def calm_collector() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Lifts the soft limit of open files to the hard one: every peer and extent takes two."""
+    """Lifts the soft limit of open files to the hard one: every peer and extent takes two.
+
+    Raises:
+        ConfigError: INVALID_CONFIG when even that leaves too few to keep a rush of peers out.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < MIN_OPEN_FILES:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"open files: the hard limit of {hard} is too low, at least {MIN_OPEN_FILES} are "
+            "needed (ulimit -Hn, LimitNOFILE=)",
+        )
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -376,10 +387,10 @@ def launch(config: ServerConfig) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         handlers=[journal],
     )
-    raise_descriptor_limit()
     use_small_pages()
     signal.signal(signal.SIGTERM, _stop_early)
     try:
+        raise_descriptor_limit()
         Server(config, journal).run()
     except ThreadDiedError as error:
         _log.critical("%s: the server ends, so that it can be started again", error)

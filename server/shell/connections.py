@@ -33,6 +33,9 @@ _RECEIVED_AT = 128
 _HANDSHAKE_BYTES = 128
 """Who sent no more than this has said nothing but ZMQ's own greeting."""
 
+MAX_NUMBER = 1 << 16
+"""Numbers of descriptors are lower: peers, extents and connections together are far fewer."""
+
 _FOLDER = "/proc/self/fd"
 
 
@@ -98,7 +101,8 @@ def find_listener(endpoint: Endpoint) -> int | None:
 def _sockets() -> Iterator[int]:
     """Descriptors that are sockets. Numbers lie close together, as the lowest is always taken."""
     left = count_descriptors()
-    for fd in range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+    # Some may be closed meanwhile, and the limit is a thousand million in some containers.
+    for fd in range(min(MAX_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
         if left <= 0:
             return
         try:

@@ -245,6 +245,15 @@ def test_an_arena_larger_than_the_machine_is_one_line(short_dir: Path, shm_dir: 
     assert "does not fit" in err
 
 
+def test_too_few_open_files_are_one_line(short_dir: Path, shm_dir: Path) -> None:
+    prefix = ("/bin/sh", "-c", 'ulimit -n 512; exec "$@"', "sh")
+    code, out, err = launch(*places(short_dir, shm_dir), prefix=prefix)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "512" in err
+    assert "1024" in err
+
+
 def test_the_soft_limit_of_open_files_is_lifted(short_dir: Path, shm_dir: Path) -> None:
     """Two descriptors an extent: 256 files would end a large arena early."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
