@@ -244,8 +244,13 @@ def test_a_save_whose_commit_was_refused_leaves_no_reservation(
     saver.start()
     bind(saver, names(), alive={7: 2})
     (store,) = until(lambda: server.bodies(Op.STORE))
-    bind(saver, alive={7: 2})
-    until(lambda: server.bodies(Op.COMMIT))
+
+    # The report that proves it alive must come after the STORE's answer.
+    def is_sent() -> bool:
+        bind(saver, alive={7: 2})
+        return bool(server.bodies(Op.COMMIT))
+
+    until(is_sent)
     if is_withdrawn:
         until(lambda: server.bodies(Op.CANCEL))
     else:

@@ -28,6 +28,11 @@ def test_kills_of_a_full_cache_lose_nothing(short_dir: Path, shm_dir: Path) -> N
 
 @pytest.mark.parametrize("broken", sorted(BREAKS))
 def test_a_server_without_a_guard_is_caught(short_dir: Path, shm_dir: Path, broken: str) -> None:
-    plan = Plan(8, 4_000, 1, broken, hold_every=2, stop_at_wrong=True)
-    tally = play(plan, short_dir, shm_dir)
-    assert tally.found_wrong > 0, tally.document()
+    for seed in (1, 2):  # on a busy machine a few kills may all come at quiet moments
+        plan = Plan(8, 4_000, seed, broken, hold_every=2, stop_at_wrong=True)
+        folder, shared = short_dir / str(seed), shm_dir / str(seed)
+        folder.mkdir()
+        shared.mkdir()
+        if play(plan, folder, shared).found_wrong:
+            return
+    pytest.fail(f"{broken}: nothing wrong was found")
