@@ -56,7 +56,6 @@ class Deleted:
         self.took_s = time.monotonic() - began_s
         assert self.engine() is None
 
-    @property
     def is_pool_held(self) -> bool:
         gc.collect()
         return self.memory() is not None
@@ -73,7 +72,7 @@ def sessions(servers: Servers) -> int:
 def test_p12_a_server_that_answers(servers: Servers, tmp_path: Path) -> None:
     gone = Deleted(servers.now.url, write_model(tmp_path / "m"), lambda: None)
     assert gone.took_s < DELETE_LIMIT_S
-    assert wait_until(lambda: not gone.is_pool_held and not keepers(), 5)
+    assert wait_until(lambda: not gone.is_pool_held() and not keepers(), 5)
     assert sessions(servers) == 0
 
 
@@ -85,9 +84,9 @@ def test_p12_a_server_that_stands_still(servers: Servers, tmp_path: Path) -> Non
     )
     assert gone.took_s < DELETE_LIMIT_S
     time.sleep(3)
-    assert gone.is_pool_held
+    assert gone.is_pool_held()
     os.kill(servers.now.pid, signal.SIGCONT)
-    assert wait_until(lambda: not gone.is_pool_held and not keepers(), 15)
+    assert wait_until(lambda: not gone.is_pool_held() and not keepers(), 15)
     assert sessions(servers) == 0
 
 
@@ -97,9 +96,9 @@ def test_p12_a_stopped_server_that_is_replaced(servers: Servers, tmp_path: Path)
         write_model(tmp_path / "m"),
         lambda: os.kill(servers.now.pid, signal.SIGSTOP),
     )
-    assert gone.is_pool_held
+    assert gone.is_pool_held()
     servers.replace()
-    assert wait_until(lambda: not gone.is_pool_held and not keepers(), 10)
+    assert wait_until(lambda: not gone.is_pool_held() and not keepers(), 10)
     assert sessions(servers) == 0
 
 
@@ -109,7 +108,7 @@ def test_p12_a_server_that_never_comes_back(
     monkeypatch.setattr(keeper, "GONE_NS", 1_000_000_000)
     gone = Deleted(servers.now.url, write_model(tmp_path / "m"), servers.now.kill)
     assert gone.took_s < DELETE_LIMIT_S
-    assert wait_until(lambda: not gone.is_pool_held and not keepers(), 10)
+    assert wait_until(lambda: not gone.is_pool_held() and not keepers(), 10)
 
 
 def test_p12_a_lost_side_connection_does_not_lose_the_farewell(
@@ -136,7 +135,7 @@ def test_p12_another_engine_of_the_process_goes_on(servers: Servers, tmp_path: P
     rig = EngineRig(servers.now.url, model).register()
     try:
         gone = Deleted(servers.now.url, model, lambda: None)
-        assert wait_until(lambda: not gone.is_pool_held, 5)
+        assert wait_until(lambda: not gone.is_pool_held(), 5)
         assert rig.run(PROMPT).offered == 28
         assert sessions(servers) == 1
         servers.replace()

@@ -98,7 +98,8 @@ def test_one_process_too_many_is_told_why(short_dir: Path) -> None:
 
 def test_one_process_cannot_take_the_places_of_all(short_dir: Path) -> None:
     made = Door(str(short_dir / "s"), Complaints())
-    clients, admitted = [], []
+    clients: list[socket.socket] = []
+    admitted: list[tuple[socket.socket, int, int]] = []
     for _ in range(door.MAX_PER_PROCESS):
         clients.append(connect(short_dir / "s"))
         one = made.admit(len(admitted))
