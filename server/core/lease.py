@@ -33,6 +33,7 @@ class Lease:
         start: ordinal of the first matched chunk.
         ready: matched chunks.
         is_open: whether it still promises chunks that were not retrieved.
+        is_pinning: a RETRIEVE of it is under way; a later one waits for that one's end.
         slots: int32[ready, num_shards], valid where ``retrieved``; None before.
         retrieved: bool[ready].
         held_by: bool[num_ranks, ready], who has not given back which chunk.
@@ -48,6 +49,7 @@ class Lease:
     start: int
     ready: int
     is_open: bool = True
+    is_pinning: bool = False
     slots: NDArray[np.int32] | None = None
     retrieved: NDArray[np.bool_] | None = None
     held_by: NDArray[np.bool_] | None = None

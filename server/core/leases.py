@@ -126,32 +126,49 @@ class Leases:
         Raises:
             RequestError: CLEARED or UNKNOWN_LEASE when the chunks went meanwhile.
         """
+        # One at a time: what one pinned and takes back when it fails, another would take for held.
+        while lease.is_pinning:
+            yield MORE
+        if self.is_retrieved(lease, first, count):
+            done(self.descriptors(lease, first, count))
+            return
         pinned: list[tuple[int, NDArray[np.int64]]] = []
-        is_done = False
+        is_done, lease.is_pinning = False, True
         try:
-            nodes = np.empty(lease.ready - first, dtype=np.int64)
-            yield from self._walk(lease, nodes)
-            self._check_alive(lease)
-            self._reserve_memory(lease)
-            parts: list[bytes] = []
-            step = slice_chunks(lease)
-            for begin in range(0, count, step):
-                # A slice's pins and notes come at once, so that an end between slices finds
-                # each chunk either pinned and noted, or neither.
-                self._check_alive(lease)
-                part = nodes[begin : min(count, begin + step)]
-                self._pin(lease, first + begin, part, pinned)
-                parts.append(self.descriptors(lease, first + begin, len(part)))
-                yield MORE
-            self._check_alive(lease)
-            done(b"".join(parts))
+            yield from self._retrieve(lease, first, count, pinned, done)
             is_done = True
         finally:
+            lease.is_pinning = False
             if not is_done:
                 self._take_back(lease, pinned)
         assert lease.retrieved is not None
         if lease.retrieved.all():
             self.end_unretrieved(lease)
+
+    def _retrieve(
+        self,
+        lease: Lease,
+        first: int,
+        count: int,
+        pinned: list[tuple[int, NDArray[np.int64]]],
+        done: Callable[[bytes], None],
+    ) -> Steps:
+        nodes = np.empty(lease.ready - first, dtype=np.int64)
+        yield from self._walk(lease, nodes)
+        self._check_alive(lease)
+        self._reserve_memory(lease)
+        parts: list[bytes] = []
+        step = slice_chunks(lease)
+        for begin in range(0, count, step):
+            # A slice's pins and notes come at once, so that an end between slices finds
+            # each chunk either pinned and noted, or neither.
+            self._check_alive(lease)
+            part = nodes[begin : min(count, begin + step)]
+            self._pin(lease, first + begin, part, pinned)
+            parts.append(self.descriptors(lease, first + begin, len(part)))
+            yield MORE
+        self._check_alive(lease)
+        done(b"".join(parts))
 
     def _walk(self, lease: Lease, nodes: NDArray[np.int64]) -> Steps:
         """Fills in the lease's last nodes, from the deepest up."""
@@ -175,7 +192,9 @@ class Leases:
 
     def is_retrieved(self, lease: Lease, first: int, count: int) -> bool:
         """Whether every reader still holds all of a range, so that asking again is harmless."""
-        if lease.held_by is None or not lease.node_lives or not lease.instance.is_whole:
+        if lease.held_by is None or lease.is_pinning:
+            return False
+        if not lease.node_lives or not lease.instance.is_whole:
             return False
         return bool(
             all(lease.held_by[rank, first : first + count].all() for rank in lease.instance.ranks)
