@@ -24,7 +24,8 @@ class CopierFaults:
     @property
     def environ(self) -> dict[str, str]:
         """For the server."""
-        path = str(ROOT / "tests" / "faults" / "injected")
+        # The tree too: where kvkeep is not installed, it is found only after such modules have run.
+        path = os.pathsep.join((str(ROOT / "tests" / "faults" / "injected"), str(ROOT)))
         rest = os.environ.get("PYTHONPATH", "")
         return {
             "PYTHONPATH": f"{path}{os.pathsep}{rest}" if rest else path,
