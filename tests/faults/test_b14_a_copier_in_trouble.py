@@ -271,7 +271,7 @@ def test_a_slot_without_memory_kills_the_copier_and_nothing_else(
                 assert not is_saved(engine, make_keys(seed, 32))
                 assert wait_until(lambda: is_clean(engine)), stats(engine)
                 assert wait_until(lambda: len(server.children()) == 1)
-            assert "ended with -7" in server.log()
+            assert wait_until(lambda: "ended with -7" in server.log())
             filler.unlink()
             assert wait_until(lambda: is_saved(engine, make_keys(4, 32)), 20, 0.05)
             assert np.array_equal(read_all(engine, make_keys(4, 32)), engine.pages[:32])

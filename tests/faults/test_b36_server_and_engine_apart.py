@@ -202,7 +202,7 @@ def test_a_user_that_the_server_cannot_name_is_refused_with_the_reason(
         code, message = AsUser(refusal, 61_234).result()
         assert code == ErrorCode.NOT_PERMITTED
         assert "61234" in str(message)
-        assert "side_refused" in server.log()
+        assert wait_until(lambda: "side_refused" in server.log())
 
 
 @needs_root

@@ -185,7 +185,7 @@ def test_a_file_system_that_fills_up_later_is_an_error_and_no_fault(short_dir: P
                 assert caught.value.retryable
                 assert "No space left" in caught.value.message
                 late.wire.call(Ping(), Done)
-            assert "No space left" in server.log()
+            assert wait_until(lambda: "No space left" in server.log())
             bystander.check()
             (mounted / "hog").unlink()
             with Engine(server.url, server.side_path, other) as late:

@@ -187,7 +187,7 @@ def test_p03_less_room_takes_the_files_and_not_the_bytes(short_dir: Path, shm_di
         let_go(engine)
         server.kill()
     with child, launch(short_dir, shm_dir / "a", "--l1-size", "2M") as server:
-        assert "dropped files" in server.log()
+        assert wait_until(lambda: "dropped files" in server.log())
         with connect(server) as engine:
             press(engine, kept)
             kept.check(engine)

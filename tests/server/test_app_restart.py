@@ -218,7 +218,7 @@ def test_two_namespaces_come_back_and_one_whose_file_is_lost_does_not(
             with connect(server, kept.namespace) as engine:
                 hits.append(kept.check(engine))
         assert sorted(hits) == [0, 2 * CHUNKS]
-        assert "no namespace" in server.log()
+        assert wait_until(lambda: "no namespace" in server.log())
 
 
 def test_spoilt_files_neither_stop_the_start_nor_are_served(short_dir: Path, shm_dir: Path) -> None:

@@ -186,7 +186,7 @@ def test_room_for_all_that_can_come_costs_nothing_until_it_comes() -> None:
     parent = int(index.add_chain(keys[:SMALL_ROOM], ROOT, 1)[-1])
     before = resident_bytes()
     parent = int(index.add_chain(keys[SMALL_ROOM : SMALL_ROOM + 10], parent, 1)[-1])
-    assert resident_bytes() - before < 2 << 20  # of 17 MiB
+    assert resident_bytes() - before < 6 << 20  # of 17 MiB
     cells = index.cells
     assert len(cells) == 1 << 18
     index.add_chain(keys[SMALL_ROOM + 10 :], parent, 1)
