@@ -126,7 +126,7 @@ def verdicts(
             else growth < MAX_GROWTH_MIB
         ),
         "descriptors are flat": max(descriptors) - min(descriptors) <= MAX_MORE_DESCRIPTORS,
-        "every loaded byte was right": counts["wrong_pages"] == 0 and counts["loaded_pages"] > 0,
+        "every checked page was right": counts["wrong_pages"] == 0 and counts["loaded_pages"] > 0,
         "no request failed": counts["errors"] == 0,
         "the cache was too small": counts["missed_pages"] > counts["loaded_pages"] // 10,
     }

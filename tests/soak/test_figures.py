@@ -46,10 +46,10 @@ def test_each_claim_can_fail() -> None:
     assert failed(samples(60, 0.5)) == {"memory is flat"}
     leaking = [Sample(one.at_s, one.anon_mib, 50 + int(one.at_s / 30)) for one in samples(0, 10)]
     assert failed(leaking) == {"descriptors are flat"}
-    assert failed(samples(0, 1), minute(wrong_pages=1)) == {"every loaded byte was right"}
+    assert failed(samples(0, 1), minute(wrong_pages=1)) == {"every checked page was right"}
     assert failed(samples(0, 1), minute(errors=1)) == {"no request failed"}
     assert failed(samples(0, 1), minute(missed_pages=10)) == {"the cache was too small"}
-    assert failed(samples(0, 1), Minute()) >= {"every loaded byte was right"}
+    assert failed(samples(0, 1), Minute()) >= {"every checked page was right"}
 
 
 def test_latencies_are_merged_across_processes() -> None:
