@@ -38,7 +38,7 @@ EXTENTS = 48
 """Of which the arena consists, about."""
 
 ROOM = 2.1
-"""The arena's size in chunks to be held: guests take more of it in each life, two fifths in fifty."""
+"""The arena's size in chunks to be held: guests take two fifths of it in fifty lives."""
 
 WRITERS = 2
 LOAD_LIMIT_S = 8.0
