@@ -62,19 +62,11 @@ class ChaosPayload(PayloadModel):
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return flat.view(self.num_layers, 2, -1)
 
-    def _verify(self, index: int, entry: ForwardEntry) -> None:
-        size, num_blocks = self.tokens_per_block, entry.start // self.tokens_per_block
-        pages, window = self._pages[index], self.windows[index]
-        contents: dict[int, torch.Tensor] = entry.state
-        first_seen = max(0, entry.start - window + 1) if window else 0
-        for block in range(first_seen // size, num_blocks):
-            if block not in contents:
-                contents[block] = self._content(entry.memo, block)
-            page = self._page(pages, entry, block)
-            for part, data in zip(pages.parts, contents[block][index], strict=True):
-                if not torch.equal(part[page], data):
-                    self._tell(index, block, page, part[page], data, entry)
-                    part[page] = data
+    def _mismatch(
+        self, layer: int, block: int, page: int, part: Any, data: Any, entry: ForwardEntry
+    ) -> None:
+        self._tell(layer, block, page, part[page], data, entry)
+        part[page] = data
 
     def _tell(
         self, layer: int, block: int, page: int, found: Any, wanted: Any, entry: ForwardEntry

@@ -7,7 +7,6 @@ says that every byte was right.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +17,9 @@ from protocol.layout import unpack_slots
 from protocol.messages import Commit, Done, Unregister
 from protocol.side import PoolAccepted
 from tests.faults import bystander
+from tests.faults.held import HeldChild
 from tests.wire.client import Engine, expect, make_keys, make_namespace
-from tests.wire.process import ROOT, ServerProcess
+from tests.wire.process import ServerProcess
 
 NUM_CHUNKS = 16
 
@@ -176,8 +176,8 @@ def main(
     act(engine, make_keys(int(seed), NUM_CHUNKS))
 
 
-class ChildEngine:
-    """The test's grip on one; killed at the end, whatever it is doing."""
+class ChildEngine(HeldChild):
+    """The test's grip on one."""
 
     def __init__(
         self,
@@ -192,43 +192,16 @@ class ChildEngine:
     ) -> None:
         arguments = [server.url, server.side_path, model, action, str(seed)]
         arguments += [instance.hex(), str(rank), str(ranks)]
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.faults.childengine", *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self.process.pid
+        super().__init__("tests.faults.childengine", arguments, prefix)
         self.expect("ready")
 
     def expect(self, word: str) -> None:
-        """Waits for a line; pytest's time-out bounds it."""
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == word + "\n"
+        """Waits for a line."""
+        assert self.hear() == word
 
     def tell(self, word: str = "") -> None:
         """Lets it go on."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> None:
-        """kill -9, and waits until it is gone. Idempotent."""
-        self.process.kill()
-        self.process.wait(10)
-
-    def __enter__(self) -> ChildEngine:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
+        self.say(word)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-import subprocess
 import sys
 import time
 from typing import Any
@@ -20,8 +19,9 @@ import numpy as np
 from protocol.errors import ReplyError
 from protocol.messages import Cancel, EndSession, StoreReply, Unregister
 from tests.faults import bystander
+from tests.faults.held import HeldChild
 from tests.wire.client import Engine, make_keys, make_namespace
-from tests.wire.process import ROOT, ServerProcess, wait_until
+from tests.wire.process import ServerProcess, wait_until
 
 NUM_CHUNKS = 64
 _SILENCE_S = 2.0
@@ -158,60 +158,18 @@ class Child:
         say("right")
 
 
-class InFlight:
-    """The test's grip on one; killed at the end, whatever it is doing."""
+class InFlight(HeldChild):
+    """The test's grip on one."""
 
     def __init__(self, server: ServerProcess, model: str, direction: str, seed: int) -> None:
         arguments = [direction, server.url, server.side_path, model, str(seed)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.inflight", *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self.process.pid
-        assert self._line() == "ready"
-
-    def hear(self) -> str:
-        """Its next line."""
-        return self._line()
-
-    def tell_only(self, word: str) -> None:
-        """Says a word and does not wait for the answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        super().__init__("tests.faults.inflight", arguments)
+        assert self.hear() == "ready"
 
     def tell(self, word: str) -> str:
         """Says a word; returns the answer, or nothing if it died of it."""
-        self.tell_only(word)
-        return self._line()
-
-    def signal(self, number: int) -> None:
-        """Sends a signal."""
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """kill -9, and waits until it is gone. Idempotent."""
-        self.process.kill()
-        self.process.wait(10)
-
-    def __enter__(self) -> InFlight:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
+        self.say(word)
+        return self.hear()
 
 
 def main(direction: str, url: str, side_path: str, model: str, seed: str) -> None:

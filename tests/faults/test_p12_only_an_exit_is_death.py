@@ -85,7 +85,7 @@ def test_p12_an_engine_that_says_nothing_for_long_is_alive(
             if how == "stopped":
                 busy.signal(signal.SIGSTOP)
             else:
-                busy.tell_only("hold")
+                busy.say("hold")
             until_s = time.monotonic() + 5.0
             fill(engine, 2)
             while time.monotonic() < until_s:

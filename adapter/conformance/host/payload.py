@@ -195,6 +195,14 @@ class PayloadModel:
             raise PageMismatchError(f"block {block} of group {pages.group} has no page")
         return page
 
+    def _mismatch(
+        self, layer: int, block: int, page: int, part: Any, data: Any, entry: ForwardEntry
+    ) -> None:
+        """One part of a page does not hold ``data``."""
+        raise PageMismatchError(
+            f"page {page} does not hold block {block} of its request, layer {layer}"
+        )
+
     def _verify(self, index: int, entry: ForwardEntry) -> None:
         size, num_blocks = self.tokens_per_block, entry.start // self.tokens_per_block
         pages, window = self._pages[index], self._windows[index]
@@ -206,6 +214,4 @@ class PayloadModel:
             page = self._page(pages, entry, block)
             for part, data in zip(pages.parts, contents[block][index], strict=True):
                 if not torch.equal(part[page], data):
-                    raise PageMismatchError(
-                        f"page {page} does not hold block {block} of its request, layer {index}"
-                    )
+                    self._mismatch(index, block, page, part, data, entry)
