@@ -38,6 +38,14 @@ __all__ = ["Joined", "Link", "LinkConfig"]
 
 _MAPPER_END_S: Final = 1.0
 
+_DRAIN_S: Final = 1.0
+"""Longest that the end of a link waits for loads that were promised before it."""
+
+_DRAIN_QUIET_NS: Final = 250_000_000
+"""An engine that begins no iteration for this long while its link ends is not waited for."""
+
+_DRAIN_POLL_S: Final = 0.005
+
 
 @dataclass(frozen=True)
 class LinkConfig:
@@ -159,7 +167,8 @@ class Link:
     def joined(self) -> Joined | None:
         """The registration with the live server, or None. Immutable; take it once per use."""
         access = self._membership.access
-        return None if access is None or self._is_forked else access.joined
+        is_over = self._is_closed or self._is_forked
+        return None if access is None or is_over else access.joined
 
     @property
     def refusal(self) -> KvkeepError | None:
@@ -255,6 +264,9 @@ class Link:
     def close(self, timeout_s: float) -> bool:
         """Unregisters and stops. Never hangs; the link cannot be started again.
 
+        Nothing is offered from here on. What was promised before is still loaded if that comes
+        soon: an interpreter may end while its executor, a daemon thread, goes on.
+
         Args:
             timeout_s: longest wait.
 
@@ -276,6 +288,7 @@ class Link:
             return True
         outcome = self._keeper.outcome
         if is_first:
+            self._drain(min(_DRAIN_S, timeout_s / 2))
             self._table.take_all()
             self._mapper.kick()
             # The keeper needs a moment to close its sockets within the time.
@@ -286,6 +299,19 @@ class Link:
             return False
         self._keeper.join(max(0.0, end_s - time.monotonic()))
         return outcome.is_acknowledged
+
+    def _drain(self, limit_s: float) -> None:
+        """Waits until no offer is open any more."""
+        joined = self._membership.access
+        self._membership.leave()  # before the watch: questions under way end without an offer
+        if joined is None:
+            return
+        end_s = time.monotonic() + limit_s
+        watch = self._offers.watch(joined.joined.epoch, time.monotonic_ns())
+        while not self._offers.is_over(watch, time.monotonic_ns(), _DRAIN_QUIET_NS):
+            if time.monotonic() >= end_s:
+                return
+            time.sleep(_DRAIN_POLL_S)
 
     def _ended(self) -> None:
         """The keeper's last act, on its thread."""

@@ -47,7 +47,7 @@ _log = logging.getLogger("kvkeep.server")
 
 DRAIN_LIMIT_S = 5.0
 EXIT_FAULT = 1
-MIN_OPEN_FILES = 1024
+MIN_OPEN_FILES = 4096
 _END_LIMIT_S = 5.0
 _JOURNAL_LIMIT_S = 1.0
 

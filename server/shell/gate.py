@@ -1,7 +1,7 @@
 """Lets connections to the endpoint in no faster than those who have too many are cut.
 
 Purpose: libzmq's ipc listener aborts the process when it accepts while descriptors have run out,
-and one process can connect thousands of times a second. When a quarter of what was left has gone
+and one process can connect thousands of times a second. When a sixteenth of what was left has gone
 since somebody looked whose connections they are, the listener is exchanged for one to which nobody
 can connect; whoever comes waits in its queue until the surplus is cut. Must not know: messages,
 who is cut. Runs in: its own thread, since the guard may wait long for memory to come back.
@@ -24,6 +24,10 @@ INTERVAL_S = 0.01
 
 MAX_BURST = 512
 """Descriptors by which this process may grow before somebody looks whose they are."""
+
+SHARE = 16
+"""That, as a part of the descriptors left: on a busy machine this thread may wait for a core while
+libzmq goes on accepting, and what remains must last for as long as that."""
 
 SHUT_LIMIT_S = 0.5
 """Longest time in which nobody is let in."""
@@ -112,7 +116,7 @@ class Gate:
             What counts as that from now on.
         """
         count = connections.count_descriptors()
-        if count - base <= max(1, min(MAX_BURST, (self._limit - base) // 4)):
+        if count - base <= max(1, min(MAX_BURST, (self._limit - base) // SHARE)):
             return min(base, count)
         self._shut()
         try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -348,65 +346,6 @@ def test_an_engine_that_the_server_forgot_is_back_within_a_second(server: Respon
             joined(link, before)
             assert time.monotonic() - lost_s < 1.5
         channel.close()
-
-
-def use_and_close(server: Responder) -> None:
-    file = ExtentFile(geometry(1, namespace()), server.arena)
-    with joined_link(server.url) as link:
-        server.give(file)
-        until(lambda: link.extents.get(1))
-        assert link.close(5)
-        assert link.close(5)
-        assert server.ops().count(Op.UNREGISTER) == 1
-        assert len(link.extents) == 0
-        assert link.joined is None
-        link.release(LEASE)
-        link.start()
-    file.close()
-
-
-def test_close_unregisters_and_leaves_nothing_behind(server: Responder) -> None:
-    gc.collect()
-    threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    use_and_close(server)
-    assert threading.active_count() == threads
-    gc.collect()
-    for fd in server.pools:
-        os.close(fd)
-    server.pools.clear()
-    until(lambda: len(os.listdir("/proc/self/fd")) <= fds)
-
-
-def test_close_waits_for_the_acknowledgement_but_not_for_ever(
-    server: Responder, link: Link
-) -> None:
-    server.mute.add(Op.UNREGISTER)
-    started_s = time.monotonic()
-    assert not link.close(0.3)
-    assert time.monotonic() - started_s < 0.5
-
-
-def test_close_takes_a_late_acknowledgement(server: Responder, link: Link) -> None:
-    server.delay_s[Op.UNREGISTER] = 0.2
-    assert link.close(5)
-
-
-def test_close_after_the_server_died_is_quick_and_unsure(server: Responder, link: Link) -> None:
-    server.stop()
-    until(lambda: link.joined is None)
-    started_s = time.monotonic()
-    assert not link.close(5)
-    assert time.monotonic() - started_s < 0.5
-
-
-def test_close_when_nothing_was_ever_given(short_dir: Path) -> None:
-    not_started = Link(LinkConfig(f"ipc://{short_dir}/nobody", InstanceId(bytes(16))))
-    assert not_started.close(1)
-    with open_link(f"ipc://{short_dir}/nobody") as link:
-        register(link, make_pool())
-        started_s = time.monotonic()
-        assert link.close(5)
-        assert time.monotonic() - started_s < 0.5
 
 
 def test_a_half_open_side_socket_blocks_nothing(short_dir: Path) -> None:

@@ -36,9 +36,9 @@ class Rate:
 RATES: Final[Mapping[str, Rate]] = {
     "kill_engine": Rate(7.0),
     "kill_engine_at_a_point": Rate(1.0),
-    "kill_server": Rate(1.2, (0.0, 1.2), is_early=True),
-    "kill_server_twice": Rate(0.4, (0.05, 0.9), is_early=True),
-    "kill_server_past_stopped_engine": Rate(0.9, (2.0, 6.0), is_early=True),
+    "kill_server": Rate(2.0, (0.0, 1.2), is_early=True),
+    "kill_server_twice": Rate(0.2, (0.05, 0.9), is_early=True),
+    "kill_server_past_stopped_engine": Rate(0.6, (2.0, 6.0), is_early=True),
     "end_server": Rate(0.4, (0.0, 0.8), is_early=True),
     "kill_copier": Rate(2.0),
     "stop_engine": Rate(2.5, (0.1, 4.0)),
@@ -51,7 +51,8 @@ RATES: Final[Mapping[str, Rate]] = {
     "hide_sockets": Rate(0.7, (0.1, 2.0)),
 }
 """By kind. A server's ``seconds`` is the time until the next one is started, or, past a stopped
-engine, how long the engine stays stopped."""
+engine, how long the engine stays stopped. Of a rate's broken part the seed decides, so the whole
+parts of the two kills alone must make up what a run has to have, however short it is."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from protocol.messages import (
     Ping,
 )
 from protocol.namespace import fingerprint
+from server.app import MIN_OPEN_FILES
 from server.shell import door, guard
 from tests.faults import rawzmtp
 from tests.faults.bystander import Bystander, engaged, stats
@@ -160,7 +161,7 @@ def test_two_thousand_connections_that_say_nothing(
 
 def test_connections_faster_than_they_can_be_cut(short_dir: Path, shm_dir: Path) -> None:
     """libzmq aborts a process that has no descriptor left for a connection over ipc."""
-    few = ("prlimit", "--nofile=1024:1024")
+    few = ("prlimit", f"--nofile={MIN_OPEN_FILES}:{MIN_OPEN_FILES}")
     sizes = ("--l1-size", "64M", "--extent-size", "1M")
     with ServerProcess(short_dir, shm_dir / "a", *sizes, prefix=few) as server:
         with engaged(server, make_namespace(model="few")) as engine:
