@@ -186,6 +186,21 @@ class PinnedBuffer(Protocol):
         """Frees it; no copy from or to it may be under way. Idempotent."""
 
 
+class DeviceBuffer(Protocol):
+    """Device memory of our own, one allocation (``MemoryKind.DEVICE``)."""
+
+    @property
+    def address(self) -> int:
+        """Its first byte."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Its length."""
+
+    def close(self) -> None:
+        """Frees it. Idempotent. May wait for the device: never on a thread with duties."""
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """Memory of the whole device, not of this process alone.
@@ -294,6 +309,15 @@ class Device(Protocol):
 
     def pinned_over(self, address: int, num_bytes: int) -> Pinned:
         """As ``pin``, but for memory that the device also writes (a staging ring)."""
+
+    # --- memory of the device ---
+
+    def allocate(self, num_bytes: int) -> DeviceBuffer:
+        """Device memory of our own. For probes and measurements; adapters and copiers take none.
+
+        Raises:
+            DeviceError: there is no such memory.
+        """
 
     # --- counting ---
 
