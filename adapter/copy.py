@@ -180,7 +180,7 @@ class HeldLoad:
         memory: GroupPages,
         is_stopped: Callable[[], bool] | None,
     ) -> None:
-        flat = memory.parts[cut.part].flat
+        flat = memory.parts[cut.part].host
         for owner, source, target, length in _runs(places, cut):
             if is_stopped is not None and is_stopped():
                 raise LoadError(ErrorCode.UNAVAILABLE, "the engine ends, the load was stopped")
@@ -268,7 +268,7 @@ def _runs(places: Sequence[_Place], cut: Cut) -> list[tuple[int, int, int, int]]
 
 def _check_memory(memory: GroupPages) -> None:
     for part in memory.parts:
-        flat = part.flat
+        flat = part.host
         if flat.dtype != np.uint8 or flat.ndim != 1 or not flat.flags.c_contiguous:
             raise LoadError(ErrorCode.POOL_INVALID, "pages must be contiguous arrays of uint8")
         if not flat.flags.writeable:

@@ -1,8 +1,9 @@
 """The engine's KV memory as bytes: where each page of each layer group lies.
 
-The device interface of the adapter: loads write through it, the staging ring reads through it, and
-whether the server can map the memory itself is said by ``export``. A page is its parts in all
-regions of its group, concatenated (as in ``protocol.layout.ShardPool``).
+Loads write through it, the staging ring reads through it, and whether the server can reach the
+memory itself is said by ``export``. A page is its parts in all regions of its group, concatenated
+(as in ``protocol.layout.ShardPool``). Memory of a device has addresses only: nothing but work on a
+stream of that device may touch it.
 
 Must not know: requests, sockets, who copies. Built at registration; any thread may use it.
 """
@@ -16,22 +17,51 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.device.interface import Device
 from protocol.layout import Region
 
 
 @dataclass(frozen=True)
 class PagePart:
-    """One region: part i of the pages lies at ``flat[stride_bytes * i :][:size_bytes]``.
+    """One region: part i of the pages is ``size_bytes`` at ``address + stride_bytes * i``.
 
     Attributes:
-        flat: uint8[stride_bytes * (num_pages - 1) + size_bytes], contiguous, writable.
+        flat: the region's bytes, uint8[span_bytes], contiguous, writable; None for memory of a
+            device, also for one whose memory this process could read.
         size_bytes: bytes of one page in this region.
         stride_bytes: distance of pages, at least ``size_bytes``.
+        address: of the region's first byte in this process.
+        span_bytes: ``stride_bytes * (num_pages - 1) + size_bytes``.
     """
 
-    flat: NDArray[np.uint8]
+    flat: NDArray[np.uint8] | None
     size_bytes: int
     stride_bytes: int
+    address: int = 0
+    span_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.flat is not None:
+            object.__setattr__(self, "address", int(self.flat.ctypes.data))
+            object.__setattr__(self, "span_bytes", int(self.flat.size))
+
+    @classmethod
+    def on_device(
+        cls, address: int, span_bytes: int, size_bytes: int, stride_bytes: int
+    ) -> PagePart:
+        """A region of device memory; arguments as the attributes."""
+        return cls(None, size_bytes, stride_bytes, address, span_bytes)
+
+    @property
+    def host(self) -> NDArray[np.uint8]:
+        """The region's bytes, uint8[span_bytes].
+
+        Raises:
+            TypeError: it is memory of a device.
+        """
+        if self.flat is None:
+            raise TypeError("memory of a device is reached by its stream's work only")
+        return self.flat
 
 
 @dataclass(frozen=True)
@@ -146,6 +176,7 @@ class PageMemory:
         layers: where each model layer lies; empty when the layout does not tell, in which case
             nothing is done by layer.
         keep: what owns the memory, kept alive with this object.
+        device: of device memory, all of which is on one; None for host memory.
     """
 
     groups: tuple[GroupPages, ...]
@@ -153,6 +184,7 @@ class PageMemory:
     why_private: str = ""
     layers: Mapping[int, tuple[LayerSlice, ...]] = field(default_factory=dict)
     keep: object = None
+    device: Device | None = None
 
     @cached_property
     def is_layered(self) -> bool:

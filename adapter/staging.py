@@ -85,7 +85,7 @@ def stage_pages(memory: PageMemory, ring: StagingRing, lot: Lot, pages: NDArray[
         target, at = ring.page(lot.group, slot), 0
         for part in group.parts:
             start = page * part.stride_bytes
-            target[at : at + part.size_bytes] = part.flat[start : start + part.size_bytes]
+            target[at : at + part.size_bytes] = part.host[start : start + part.size_bytes]
             at += part.size_bytes
 
 
@@ -116,7 +116,7 @@ def stage_layer(
         for index, inside, at, size in spans:
             part = group.parts[index]
             start = page * part.stride_bytes + inside
-            target[at : at + size] = part.flat[start : start + size]
+            target[at : at + size] = part.host[start : start + size]
 
 
 def _spans(group: GroupPages, piece: LayerSlice) -> list[tuple[int, int, int, int]]:

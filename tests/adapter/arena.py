@@ -80,7 +80,7 @@ def slots(*places: tuple[int, int]) -> NDArray[Any]:
 def content(memory: GroupPages) -> NDArray[np.uint8]:
     """uint8[pages, page_bytes], read part by part."""
     pages = [
-        np.concatenate([p.flat[p.stride_bytes * page :][: p.size_bytes] for p in memory.parts])
+        np.concatenate([p.host[p.stride_bytes * page :][: p.size_bytes] for p in memory.parts])
         for page in range(memory.num_pages)
     ]
     return np.stack(pages)
@@ -88,4 +88,4 @@ def content(memory: GroupPages) -> NDArray[np.uint8]:
 
 def check_untouched(memory: GroupPages) -> None:
     for part in memory.parts:
-        assert (part.flat == UNTOUCHED).all()
+        assert (part.host == UNTOUCHED).all()

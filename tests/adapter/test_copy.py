@@ -68,7 +68,7 @@ def test_groups_are_loaded_each_into_its_own_pages() -> None:
     assert np.array_equal(content(wide)[3], arena.page(2, 1, 1))
     assert np.array_equal(content(narrow)[0], arena.page(12, 3, 1))
     assert (content(narrow)[1:] == UNTOUCHED).all()
-    assert (narrow.parts[0].flat[200:256] == UNTOUCHED).all()  # between the parts
+    assert (narrow.parts[0].host[200:256] == UNTOUCHED).all()  # between the parts
     arena.close()
 
 
@@ -152,7 +152,7 @@ def test_another_epochs_extent_is_not_taken_for_it(arena: Arena) -> None:
 
 def test_wrong_sizes_shapes_and_memory_write_nothing(arena: Arena) -> None:
     memory = arena.memory()
-    flat = memory.parts[0].flat
+    flat = memory.parts[0].host
     with pytest.raises(LoadError) as caught:
         arena.load(arena.shard(GroupPages.packed(flat, PAGE_BYTES // 2), [(1, 0)], [0]))
     assert caught.value.code == ErrorCode.PAGE_SIZE_MISMATCH

@@ -105,7 +105,7 @@ def test_pages_are_where_the_layout_says(pool: SharedPool) -> None:
         for part, region in zip(group.parts, told.regions, strict=True):
             for page in range(region.num_slots):
                 start = region.base - pool.address + region.stride * page
-                found = part.flat[part.stride_bytes * page :][: part.size_bytes]
+                found = part.host[part.stride_bytes * page :][: part.size_bytes]
                 assert np.array_equal(found, pool.view[start : start + region.size])
 
 
@@ -179,7 +179,7 @@ def test_private_memory_is_reached_but_not_exported() -> None:
     _, memory = read_layout(make(array.ctypes.data))
     assert memory.export is None
     assert "shared_pool" in memory.why_private
-    memory.groups[1].parts[0].flat[0] = 9
+    memory.groups[1].parts[0].host[0] = 9
     assert array.any()
 
 

@@ -138,9 +138,9 @@ def test_whole_loads_are_complete_on_return_and_not_repeated(rig: Rig) -> None:
     assert rig.is_filled(5, (1, 1))
     assert rig.is_filled(6, (2, 2))
     assert rig.leases.given == [b"a", b"b"]
-    rig.memory.parts[0].flat[:] = 7
+    rig.memory.parts[0].host[:] = 7
     rig.begin(given)
-    assert (rig.memory.parts[0].flat == 7).all()
+    assert (rig.memory.parts[0].host == 7).all()
     assert rig.leases.given == [b"a", b"b"]
     assert rig.journal.counters() == {"bytes_loaded": 2 * PAGE, "pages_loaded": 2}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ def write(pages: GroupPages, page: int, content: np.ndarray) -> None:
     at = 0
     for part in pages.parts:
         begin = page * part.stride_bytes
-        part.flat[begin : begin + part.size_bytes] = content[at : at + part.size_bytes]
+        part.host[begin : begin + part.size_bytes] = content[at : at + part.size_bytes]
         at += part.size_bytes
 
 
@@ -44,7 +45,7 @@ def test_cuts_are_the_bytes_asked_for(sizes: list[tuple[int, int]], data: st.Dat
     length = data.draw(st.integers(0, pages.page_bytes - start))
     for page, content in enumerate(contents):
         found = [
-            pages.parts[cut.part].flat[cut.part_byte + cut.stride * page :][: cut.num_bytes]
+            pages.parts[cut.part].host[cut.part_byte + cut.stride * page :][: cut.num_bytes]
             for cut in pages.cuts(start, length)
         ]
         joined = np.concatenate([np.empty(0, np.uint8), *found])
@@ -64,3 +65,15 @@ def test_layers_are_trusted_only_where_they_leave_no_byte_out() -> None:
     assert not PageMemory((pages,), None, layers={0: full[0]}).is_layered
     assert not PageMemory((pages,), None).is_layered
     assert not PageMemory((pages, group((2, 2))), None, layers=full).is_layered
+
+
+def test_a_region_of_a_device_has_addresses_and_no_bytes() -> None:
+    part = PagePart.on_device(4096, 28, 4, 12)
+    assert (part.address, part.span_bytes, part.flat) == (4096, 28, None)
+    with pytest.raises(TypeError, match="device"):
+        _ = part.host
+
+
+def test_a_region_of_host_memory_knows_its_address() -> None:
+    (part,) = GroupPages.packed(np.zeros(12, dtype=np.uint8), 4).parts
+    assert (part.address, part.span_bytes) == (part.host.ctypes.data, 12)

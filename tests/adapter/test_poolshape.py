@@ -73,7 +73,7 @@ def test_private_host_memory_is_reached_but_not_exported() -> None:
     _, memory = read_tensor(FakeTensor(array))
     assert memory.export is None
     assert "shared_pool" in memory.why_private
-    memory.groups[0].parts[0].flat[32] = 7
+    memory.groups[0].parts[0].host[32] = 7
     assert array[1, 0, 0, 0] == 7
 
 

@@ -43,7 +43,7 @@ def ring_for(pages: PageMemory) -> StagingRing:
 def page_of(pages: PageMemory, page: int) -> bytes:
     parts = pages.groups[0].parts
     return b"".join(
-        part.flat[page * part.stride_bytes :][: part.size_bytes].tobytes() for part in parts
+        part.host[page * part.stride_bytes :][: part.size_bytes].tobytes() for part in parts
     )
 
 
