@@ -1,13 +1,15 @@
 """Packets between the server's main process and a copier, over one SOCK_SEQPACKET pair.
 
 Purpose: small fixed structs, with arrays of int64 behind them for copies; a descriptor rides on
-the packet that needs one. Every command is answered once, in order, so that whoever waits for
-room in the socket will see an answer. Must not know: mappings, supervision. Runs in: the server's
-main process and every copier.
+the packet that needs one. Every command is answered once, so that whoever waits for room in the
+socket will see an answer; the copier for host memory answers in the order of the commands, those of
+devices when each is done (but in order for one pool). Must not know: mappings, supervision. Runs
+in: the server's main process and every copier.
 
 Packets of the main process: ``kind u8, last u8, padding u16, num_parts u32, number u64, other u64,
-size_bytes u64, offset_bytes u64``, then for COPY ``int64[3, num_parts]``. Of the copier:
-``kind u8, failed u8, padding u16, padding u32, number u64``, then an error text in UTF-8.
+pool u64, offset_bytes u64``, then for COPY ``int64[3, num_parts]`` and for OPEN_POOL the handle (64
+bytes). Of the copier: ``kind u8, failed u8, padding u16, padding u32, number u64, device_bytes
+u64``, then an error text in UTF-8.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ MAX_PARTS = 2048
 
 MAX_TEXT_BYTES = 240
 
+HANDLE_BYTES = 64
+"""Of a handle to another process's device memory."""
+
 _COMMAND = struct.Struct("<BBHIQQQQ")
-_ANSWER = struct.Struct("<BBHIQ")
+_ANSWER = struct.Struct("<BBHIQQ")
 _PART_DTYPE = np.dtype("<i8")
 
 MAX_COMMAND_BYTES = _COMMAND.size + 3 * MAX_PARTS * _PART_DTYPE.itemsize
@@ -41,6 +46,7 @@ class Kind(IntEnum):
     MAP_EXTENT = 3
     UNMAP_EXTENT = 4
     COPY = 5
+    OPEN_POOL = 6
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,13 @@ class Command:
         number: pool handle, extent id or job number.
         pool: of a COPY.
         extent: of a COPY.
-        size_bytes: of the file to map.
-        offset_bytes: first byte of an extent that a copy may write.
+        size_bytes: of the file to map; of an OPEN_POOL, the pool's length.
+        offset_bytes: first byte of an extent that a copy may write; of an OPEN_POOL, where the
+            pool begins within the allocation that the handle names.
         last: whether this packet ends its job.
-        parts: int64[3, n] of a COPY: sources, targets, lengths in bytes.
+        parts: int64[3, n] of a COPY: sources, targets, lengths in bytes. Sources count from the
+            pool's first byte, whatever its memory.
+        handle: of an OPEN_POOL, 64 bytes.
     """
 
     kind: Kind
@@ -66,6 +75,7 @@ class Command:
     offset_bytes: int = 0
     last: bool = True
     parts: NDArray[np.int64] | None = None
+    handle: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -76,11 +86,14 @@ class Answer:
         kind: of the command, or READY once after the start.
         number: of the command.
         error: why it failed, in one line, or None.
+        device_bytes: of a device's READY: memory of the device that this copier takes, 0 for
+            unknown or none.
     """
 
     kind: Kind
     number: int
     error: str | None
+    device_bytes: int = 0
 
 
 def pack_command(command: Command) -> bytes:
@@ -91,7 +104,12 @@ def pack_command(command: Command) -> bytes:
 
     Returns:
         The packet.
+
+    Raises:
+        ValueError: a handle of another length, or one on another command than OPEN_POOL.
     """
+    if len(command.handle) != (HANDLE_BYTES if command.kind == Kind.OPEN_POOL else 0):
+        raise ValueError(f"a handle of {len(command.handle)} bytes on command {command.kind}")
     parts = command.parts
     other = command.extent if command.kind == Kind.COPY else command.size_bytes
     head = _COMMAND.pack(
@@ -104,7 +122,9 @@ def pack_command(command: Command) -> bytes:
         command.pool,
         command.offset_bytes,
     )
-    return head if parts is None else head + parts.astype(_PART_DTYPE, copy=False).tobytes()
+    if parts is None:
+        return head + command.handle
+    return head + parts.astype(_PART_DTYPE, copy=False).tobytes()
 
 
 def unpack_command(packet: bytes) -> Command:
@@ -122,12 +142,14 @@ def unpack_command(packet: bytes) -> Command:
     if len(packet) < _COMMAND.size:
         raise ValueError(f"a command of {len(packet)} bytes")
     kind, last, _, num_parts, number, other, pool, offset_bytes = _COMMAND.unpack_from(packet)
-    if len(packet) != _COMMAND.size + 3 * num_parts * _PART_DTYPE.itemsize:
+    tail_bytes = HANDLE_BYTES if kind == Kind.OPEN_POOL else 3 * num_parts * _PART_DTYPE.itemsize
+    if len(packet) != _COMMAND.size + tail_bytes:
         raise ValueError(f"a command of {len(packet)} bytes with {num_parts} parts")
     if kind == Kind.COPY:
         parts = np.frombuffer(packet, _PART_DTYPE, offset=_COMMAND.size).reshape(3, num_parts)
         return Command(Kind.COPY, number, pool, other, last=bool(last), parts=parts)
-    return Command(Kind(kind), number, size_bytes=other, offset_bytes=offset_bytes)
+    handle = packet[_COMMAND.size :] if kind == Kind.OPEN_POOL else b""
+    return Command(Kind(kind), number, size_bytes=other, offset_bytes=offset_bytes, handle=handle)
 
 
 def copy_commands(
@@ -176,7 +198,8 @@ def pack_answer(answer: Answer) -> bytes:
         The packet.
     """
     text = (answer.error or "").encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-    return _ANSWER.pack(answer.kind, answer.error is not None, 0, 0, answer.number) + text
+    failed = answer.error is not None
+    return _ANSWER.pack(answer.kind, failed, 0, 0, answer.number, answer.device_bytes) + text
 
 
 def unpack_answer(packet: bytes) -> Answer:
@@ -193,6 +216,6 @@ def unpack_answer(packet: bytes) -> Answer:
     """
     if len(packet) < _ANSWER.size:
         raise ValueError(f"an answer of {len(packet)} bytes")
-    kind, failed, _, _, number = _ANSWER.unpack_from(packet)
+    kind, failed, _, _, number, device_bytes = _ANSWER.unpack_from(packet)
     text = packet[_ANSWER.size :].decode("utf-8", "replace")
-    return Answer(Kind(kind), number, text if failed else None)
+    return Answer(Kind(kind), number, text if failed else None, device_bytes)

@@ -15,16 +15,17 @@ NUMBERS = st.integers(0, 2**63 - 1)
 def test_commands_go_there_and_back(kind: Kind, number: int, size: int, offset: int) -> None:
     if kind == Kind.COPY:
         return
-    command = Command(kind, number, size_bytes=size, offset_bytes=offset)
+    handle = bytes(range(64)) if kind == Kind.OPEN_POOL else b""
+    command = Command(kind, number, size_bytes=size, offset_bytes=offset, handle=handle)
     assert wire.unpack_command(wire.pack_command(command)) == command
 
 
 @given(st.sampled_from(list(Kind)), NUMBERS, st.none() | st.text(max_size=300))
 def test_answers_go_there_and_back(kind: Kind, number: int, error: str | None) -> None:
-    packet = wire.pack_answer(Answer(kind, number, error))
+    packet = wire.pack_answer(Answer(kind, number, error, number // 3))
     answer = wire.unpack_answer(packet)
     assert len(packet) <= wire.MAX_ANSWER_BYTES
-    assert (answer.kind, answer.number) == (kind, number)
+    assert (answer.kind, answer.number, answer.device_bytes) == (kind, number, number // 3)
     assert (answer.error is None) == (error is None)
     if error is not None and error.isascii():
         assert answer.error == error[: wire.MAX_TEXT_BYTES]
@@ -64,3 +65,18 @@ def test_a_short_packet_is_refused() -> None:
             wire.unpack_command(packet[:length])
     with pytest.raises(ValueError, match="answer"):
         wire.unpack_answer(b"123")
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [(Kind.OPEN_POOL, 0), (Kind.OPEN_POOL, 63), (Kind.MAP_POOL, 64)]
+)
+def test_a_handle_has_its_length_and_its_command(kind: Kind, length: int) -> None:
+    with pytest.raises(ValueError, match="handle"):
+        wire.pack_command(Command(kind, 1, handle=bytes(length)))
+
+
+def test_an_open_with_another_length_is_refused() -> None:
+    packet = wire.pack_command(Command(Kind.OPEN_POOL, 1, handle=bytes(64)))
+    for other in (packet[:-1], packet + b"x"):
+        with pytest.raises(ValueError, match="command"):
+            wire.unpack_command(other)
