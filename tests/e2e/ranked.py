@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
 from server.asking import stats
 from tests.e2e.torchhost import BLOCK, llm_args, prompt
@@ -25,6 +27,8 @@ def split(
 ) -> Iterator[TensorParallelEngine]:
     """A tensor-parallel engine; with a server, once all its ranks are registered there."""
     args = more.pop("args", {})
+    if url is None:  # what others are compared with, on whatever device those are
+        more["options"] = replace(more.get("options") or HostOptions(), device="host")
     with TensorParallelEngine(
         llm_args(model, url, **args), NUM_BLOCKS, size, plugins=[POINTS], **more
     ) as engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def engine(
     options: HostOptions | None = None,
     **more: Any,
 ) -> Iterator[HostEngine]:
+    options = options or HostOptions()
+    if url is None:  # what others are compared with, on whatever device those are
+        options = replace(options, device="host")
     made = HostEngine(llm_args(model, url, **more), num_blocks, options=options)
     try:
         yield made

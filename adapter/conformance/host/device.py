@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.forward import ForwardEntry, ForwardModel, TokenCell
+from adapter.conformance.host.hardware import Hardware, HostHardware, WorkEvent
 from adapter.conformance.host.memory import KvMemory, v1_memory
-from adapter.conformance.host.streams import HostEvent, HostStream
 
 _POISON_BYTE: Final = 0xFF
 _CLOSE_TIMEOUT_S: Final = 10.0
@@ -32,17 +32,22 @@ class Device:
     Args:
         model: Runs on the pool.
         memory: All pages, or the number of pages of a shared V1 pool to make.
+        hardware: Has the streams, and the memory if it is to be made; None is the host's.
 
     Attributes:
+        hardware: What it works on.
         memory: All pages.
         pool: What a connector is given: the pool tensor, or the layout of a V2 cache.
         main: Stream M.
         execution: Stream X.
     """
 
-    def __init__(self, model: ForwardModel, memory: KvMemory | int) -> None:
+    def __init__(
+        self, model: ForwardModel, memory: KvMemory | int, hardware: Hardware | None = None
+    ) -> None:
+        hardware = hardware or HostHardware()
         if isinstance(memory, int):
-            memory = v1_memory(model, memory, private=False)
+            memory = v1_memory(model, memory, private=False, hardware=hardware)
         self.memory = memory
         self.pool = memory.registered
         for group in memory.groups:
@@ -50,9 +55,10 @@ class Device:
                 region.fill_(_POISON_BYTE)
         self._model = model
         model.bind_layers(memory.layers)
-        self.main = HostStream("M")
-        self.execution = HostStream("X")
-        self._copies = HostStream("C")
+        self.hardware = hardware
+        self.main = hardware.stream("M")
+        self.execution = hardware.stream("X")
+        self._copies = hardware.stream("C")
 
     def poison(self, pages: Sequence[Sequence[int]]) -> None:
         """Spoil pages in X's order, before anything later on M (loads) or X.
@@ -109,7 +115,7 @@ class Device:
         port.after_forward()
         self.main.wait_stream(stream)
 
-    def sample(self, entries: Sequence[ForwardEntry], cells: Sequence[TokenCell]) -> HostEvent:
+    def sample(self, entries: Sequence[ForwardEntry], cells: Sequence[TokenCell]) -> WorkEvent:
         """Queue sampling on M.
 
         Args:
@@ -121,7 +127,8 @@ class Device:
         """
         pairs = list(zip(entries, cells, strict=True))
         self.main.enqueue(lambda: _sample(self._model, pairs))
-        return self.main.record_event()
+        sampled: WorkEvent = self.main.record_event()
+        return sampled
 
     def dummy(self, tables: Sequence[Sequence[int]]) -> ForwardEntry:
         """A request of one token that nobody asked for.

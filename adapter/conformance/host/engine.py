@@ -26,6 +26,7 @@ from adapter.conformance.host.errors import ConnectorContractError, HostError
 from adapter.conformance.host.estimation import estimate
 from adapter.conformance.host.executor import Executor
 from adapter.conformance.host.forward import ForwardModel
+from adapter.conformance.host.hardware import make_hardware
 from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.iteration import Parts
 from adapter.conformance.host.llm_args import LlmArgs
@@ -107,7 +108,8 @@ class HostEngine:
         self.model = model or _read_model(llm_args, options)
         self.allocator = make_manager(self.model, num_blocks, llm_args, options)
         self.cache = self.allocator.cache
-        self._device = Device(self.model, self.allocator.memory())
+        hardware = make_hardware(options, self._comm.rank)
+        self._device = Device(self.model, self.allocator.memory(hardware), hardware)
         self.pool = self._device.pool
         self.hooks = HookRecorder()
         self._ids = itertools.count(1)
@@ -251,7 +253,7 @@ class HostEngine:
         port = ConnectorPort.construct(self.llm_args, self.hooks, options, comm, adp=self._adp)
         self.connector = port
         if options.estimate_kv:
-            estimate(self.model, self._device.memory, port, options.stream_timeout_s)
+            estimate(self.model, self._device, port, options.stream_timeout_s)
         self._device.warm_up(port, options.stream_timeout_s)
         self._executor = self._make_executor()
         port.register(self.pool)

@@ -11,21 +11,23 @@ from __future__ import annotations
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
 from adapter.conformance.host.forward import ForwardModel
-from adapter.conformance.host.memory import KvMemory, v1_memory
+from adapter.conformance.host.memory import v1_memory
 
 
-def estimate(model: ForwardModel, final: KvMemory, port: ConnectorPort, timeout_s: float) -> None:
-    """Run a dummy request on a temporary pool.
+def estimate(model: ForwardModel, final: Device, port: ConnectorPort, timeout_s: float) -> None:
+    """Run a dummy request on a temporary pool, on the same hardware.
 
     Args:
         model: Bound to the temporary pool meanwhile and to the final one afterwards.
-        final: The final memory; none of it is touched.
+        final: Of the final memory; none of it is touched.
         port: Its forward callable is called.
         timeout_s: Longest wait for the device in seconds.
     """
-    temporary = Device(model, v1_memory(model, 1, private=True))
+    hardware = final.hardware
+    memory = v1_memory(model, 1, private=True, hardware=hardware)
+    temporary = Device(model, memory, hardware)
     try:
         temporary.warm_up(port, timeout_s)
     finally:
         temporary.close()
-        model.bind_layers(final.layers)
+        model.bind_layers(final.memory.layers)

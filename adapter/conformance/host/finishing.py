@@ -21,10 +21,10 @@ from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.drafts import accepted
 from adapter.conformance.host.errors import RequestCancelledError
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
+from adapter.conformance.host.hardware import WorkEvent
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import DeltaReporter, Planner
 from adapter.conformance.host.requests import HostRequest, HostResult, Phase
-from adapter.conformance.host.streams import HostEvent
 from adapter.conformance.host.transfers import TransferLedger
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class InFlight:
     """
 
     samples: list[Sample] = field(default_factory=list)
-    sampled: HostEvent | None = None
+    sampled: WorkEvent | None = None
 
 
 class Finisher:

@@ -12,6 +12,7 @@ from adapter.conformance.host.cache import CacheManager, V1Cache
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
 from adapter.conformance.host.forward import ForwardModel
+from adapter.conformance.host.hardware import Hardware
 from adapter.conformance.host.llm_args import LlmArgs
 from adapter.conformance.host.memory import KvMemory, v1_memory
 from adapter.conformance.host.options import HostOptions
@@ -37,8 +38,8 @@ class Manager(Protocol):
     def num_tokens(self) -> int:
         """Tokens that one request may take up, alone."""
 
-    def memory(self) -> KvMemory:
-        """Allocate the pages."""
+    def memory(self, hardware: Hardware | None = None) -> KvMemory:
+        """Allocate the pages; None allocates in host memory."""
 
     def scheduler(self, port: ConnectorPort, device: Device) -> Planner:
         """Make what plans batches."""
@@ -74,9 +75,10 @@ class V1Manager:
         self.num_pages = num_blocks
         self.num_tokens = num_blocks * self.allocator.tokens_per_block
 
-    def memory(self) -> KvMemory:
+    def memory(self, hardware: Hardware | None = None) -> KvMemory:
         """Allocate the pool tensor."""
-        return v1_memory(self._model, self.num_pages, private=self._options.private_pool)
+        private = self._options.private_pool
+        return v1_memory(self._model, self.num_pages, private=private, hardware=hardware)
 
     def scheduler(self, port: ConnectorPort, device: Device) -> Planner:
         """Make what plans batches."""
@@ -118,7 +120,7 @@ class V2Manager:
         self.num_pages = num_blocks * len(windows)
         self.num_tokens = num_blocks * size
 
-    def memory(self) -> KvMemory:
+    def memory(self, hardware: Hardware | None = None) -> KvMemory:
         """Allocate the groups' regions."""
         return v2_memory(
             self._model,
@@ -126,6 +128,7 @@ class V2Manager:
             self.cache.tokens_per_block,
             private=self._options.private_pool,
             style=self._options.regions,
+            hardware=hardware,
         )
 
     def scheduler(self, port: ConnectorPort, device: Device) -> Planner:

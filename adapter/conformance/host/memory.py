@@ -9,6 +9,7 @@ Must not know: streams, requests. Built on the main thread, used by stream threa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adapter.conformance.host.forward import ForwardModel, LayerPages, v1_layers
-from adapter.pages import shared_pool
+from adapter.conformance.host.hardware import Hardware, HostHardware
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,21 @@ class KvMemory:
     registered: Any
 
 
-def v1_memory(model: ForwardModel, num_blocks: int, *, private: bool) -> KvMemory:
-    """Allocate a V1 pool.
+def v1_memory(
+    model: ForwardModel, num_blocks: int, *, private: bool, hardware: Hardware | None = None
+) -> KvMemory:
+    """Allocate a V1 pool: one allocation.
 
     Args:
         model: Says shape and element type.
         num_blocks: Pages.
         private: Whether no other process can map it.
+        hardware: Has the memory; None is the host's.
     """
     shape = model.pool_shape(num_blocks)
     dtype: torch.dtype = getattr(torch, shape.dtype_name)
-    pool = torch.empty(shape.shape, dtype=dtype) if private else shared_pool(shape.shape, dtype)
+    num_bytes = math.prod(shape.shape) * dtype.itemsize
+    flat = (hardware or HostHardware()).allocate(num_bytes, private=private)
+    pool = flat.view(dtype).view(shape.shape)
     pages = pool.view(torch.uint8).view(num_blocks, -1)
     return KvMemory(tuple(v1_layers(pool)), (GroupBytes((pages,)),), pool)

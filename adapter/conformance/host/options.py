@@ -5,9 +5,10 @@ Must not know: any other part of the host but the epoch's name. Plain data.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from adapter.conformance.host.reports import Epoch
 
@@ -20,6 +21,16 @@ guarded forward: raising here is a forward that raises), ``"launched"`` (after
 
 Layout = Literal["v1", "v2"]
 Regions = Literal["joined", "apart"]
+DeviceName = Literal["host", "simulated"]
+
+CONFORMANCE_DEVICE: Final = "TRTLLM_CONFORMANCE_DEVICE"
+"""Environment variable: the device of hosts whose options name none, so that a whole suite of
+tests runs on another one."""
+
+
+def default_device() -> DeviceName:
+    """What the environment says, host memory if nothing."""
+    return "simulated" if os.environ.get(CONFORMANCE_DEVICE) == "simulated" else "host"
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,10 @@ class HostOptions:
             backends do (§2); None keeps to them.
         private_pool: The pool is memory no other process can map (managed memory,
             granules without a handle; §7).
+        device: Where the pool lies and what runs the work. ``host``: host memory and threads.
+            ``simulated``: simulated CUDA, each rank on a device of its own; V1 pools are one
+            allocation or, if private, managed memory; V2 caches are virtual memory. By default what
+            ``CONFORMANCE_DEVICE`` says.
         salt_as_id: Early E2's integer ``cache_salt_id`` in place of the text.
         overlap: The overlap scheduler, on by default as in the real host.
         cuda_graphs: Batches that compute one token per request run without layer
@@ -70,6 +85,7 @@ class HostOptions:
     regions: Regions = "joined"
     tokens_per_block: int | None = None
     private_pool: bool = False
+    device: DeviceName = field(default_factory=default_device)
     salt_as_id: bool = False
     overlap: bool = True
     cuda_graphs: bool = False

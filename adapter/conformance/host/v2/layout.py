@@ -12,15 +12,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adapter.conformance.host.forward import ForwardModel, LayerPages
+from adapter.conformance.host.hardware import Hardware, HostHardware
 from adapter.conformance.host.memory import GroupBytes, KvMemory
 from adapter.conformance.host.options import Regions
-from adapter.pages import SharedPool
 
 BAD_PAGE_INDEX: Final = -1
 RegionStyle = Regions
@@ -141,7 +141,13 @@ def group_layers(windows: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def v2_memory(
-    model: ForwardModel, num_pages: int, tokens_per_block: int, *, private: bool, style: RegionStyle
+    model: ForwardModel,
+    num_pages: int,
+    tokens_per_block: int,
+    *,
+    private: bool,
+    style: RegionStyle,
+    hardware: Hardware | None = None,
 ) -> KvMemory:
     """Allocate a V2 cache.
 
@@ -151,6 +157,7 @@ def v2_memory(
         tokens_per_block: Tokens of a page.
         private: Whether no other process can map it.
         style: How regions lie.
+        hardware: Has the memory; None is the host's.
     """
     shape = model.pool_shape(1)
     dtype: torch.dtype = getattr(torch, shape.dtype_name)
@@ -167,7 +174,7 @@ def v2_memory(
             stride = size if style == "joined" else _aligned(size + _GAP_BYTES)
             places[-1].append((offset, size, stride))
             offset = _aligned(offset + stride * num_pages)
-    flat = _allocate(offset, private=private)
+    flat = (hardware or HostHardware()).allocate(offset, private=private, is_virtual=True)
     groups = tuple(
         LayerGroup(
             group_id,
@@ -220,12 +227,6 @@ def _all_regions(layout: KvCacheLayout) -> Iterator[tuple[LayerGroup, Region]]:
     for group in layout.groups:
         for region in group.regions:
             yield group, region
-
-
-def _allocate(num_bytes: int, *, private: bool) -> Any:
-    if private:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    return torch.frombuffer(SharedPool.create(num_bytes).mapping, dtype=torch.uint8)
 
 
 def _aligned(num_bytes: int) -> int:
