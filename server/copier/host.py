@@ -8,56 +8,14 @@ Runs in: its own process, one thread, with numpy and the standard library only.
 
 from __future__ import annotations
 
-import array
-import ctypes
 import os
 import select
-import signal
 import socket
 import sys
 
+from server.copier.channel import begin, receive, send
 from server.copier.mappings import Mappings
-from server.copier.wire import MAX_COMMAND_BYTES, Answer, Command, Kind, pack_answer, unpack_command
-
-_PR_SET_PDEATHSIG = 1
-_FD_SPACE = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel for SIGKILL at the parent's end, and ends at once if that was before.
-
-    Args:
-        parent_pid: who started this process.
-
-    Raises:
-        SystemExit: the parent is gone already.
-    """
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL)) != 0:
-        raise SystemExit("prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        raise SystemExit("the server ended before its copier began")
-
-
-def receive(channel: socket.socket) -> tuple[Command, int] | None:
-    """The next command.
-
-    Args:
-        channel: blocking.
-
-    Returns:
-        Command and descriptor (-1 for none), or None when the server closed the socket.
-
-    Raises:
-        ValueError: not a packet of this version.
-    """
-    packet, ancillary, _, _ = channel.recvmsg(MAX_COMMAND_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
-    if not packet:
-        return None
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return unpack_command(packet), fds[0] if fds else -1
+from server.copier.wire import Answer, Command, Kind
 
 
 class Copier:
@@ -70,7 +28,7 @@ class Copier:
 
     def run(self) -> None:
         """Serves until the server closes the socket."""
-        self._channel.send(pack_answer(Answer(Kind.READY, os.getpid(), None)))
+        send(self._channel, Answer(Kind.READY, os.getpid(), None))
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
         while True:
@@ -95,7 +53,7 @@ class Copier:
             if not command.last:
                 return
             self._failed = None
-        self._channel.send(pack_answer(Answer(command.kind, command.number, error)))
+        send(self._channel, Answer(command.kind, command.number, error))
 
     def _perform(self, command: Command, fd: int) -> str | None:
         mappings, number = self._mappings, command.number
@@ -121,10 +79,7 @@ def main(arguments: list[str]) -> None:
         arguments: number of the inherited socket, process id of the parent.
     """
     fd, parent_pid = int(arguments[0]), int(arguments[1])
-    die_with_parent(parent_pid)
-    # The terminal's Ctrl-C reaches the whole group; the server ends its copiers itself, after
-    # their last copy.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin(parent_pid)
     with socket.socket(fileno=fd) as channel:
         try:
             Copier(channel).run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import mmap
 import os
 import signal
@@ -15,58 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.copier.wire import (
-    MAX_ANSWER_BYTES,
-    Answer,
-    Command,
-    Kind,
-    copy_commands,
-    pack_command,
-    unpack_answer,
-)
+from server.copier.wire import Answer, Command, Kind, copy_commands
+from tests.server.copier.child import Child
 from tests.wire.process import ROOT, is_alive, wait_until
-
-
-class Child:
-    def __init__(self) -> None:
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channel.settimeout(15)
-        with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "server.copier.host", *arguments],
-                pass_fds=(theirs.fileno(),),
-                cwd=ROOT,
-            )
-        assert self.answer() == Answer(Kind.READY, self.process.pid, None)
-
-    def answer(self) -> Answer:
-        return unpack_answer(self.channel.recv(MAX_ANSWER_BYTES))
-
-    def send(self, command: Command, fd: int = -1) -> None:
-        rights = []
-        if fd >= 0:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        self.channel.sendmsg([pack_command(command)], rights)
-
-    def call(self, command: Command, fd: int = -1) -> Answer:
-        self.send(command, fd)
-        return self.answer()
-
-    def close(self) -> None:
-        self.channel.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    made = Child()
-    yield made
-    made.close()
+    with Child(["-m", "server.copier.host"]) as made:
+        assert made.ready == Answer(Kind.READY, made.process.pid, None)
+        yield made
 
 
 def memory(size: int) -> tuple[int, mmap.mmap]:

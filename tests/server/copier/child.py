@@ -1,0 +1,117 @@
+"""A copier as a process, on the other end of its socket. Ended with the test, whatever happens."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+from server.copier.wire import (
+    MAX_ANSWER_BYTES,
+    Answer,
+    Command,
+    Kind,
+    pack_command,
+    unpack_answer,
+)
+from tests.wire.process import ROOT
+
+
+class Child:
+    """Starts a copier and waits until it is ready.
+
+    Args:
+        command: of Python: ``-m`` and a module, or ``-c`` and a script.
+        arguments: behind the socket's number and the parent's process id.
+        environ: more of its environment.
+
+    Attributes:
+        ready: its first answer, whatever it says, without the device's bytes.
+        device_bytes: of that answer.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        arguments: Sequence[str] = (),
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.settimeout(15)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *command, str(theirs.fileno()), str(os.getpid()), *arguments],
+                pass_fds=(theirs.fileno(),),
+                cwd=ROOT,
+                env={**os.environ, **(environ or {})},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        first = self.answer()
+        self.device_bytes = first.device_bytes
+        self.ready = replace(first, device_bytes=0)
+
+    def answer(self) -> Answer:
+        """The next one.
+
+        Raises:
+            EOFError: it has ended.
+        """
+        packet = self.channel.recv(MAX_ANSWER_BYTES)
+        if not packet:
+            raise EOFError(f"the copier ended with {self.process.wait(10)}")
+        return unpack_answer(packet)
+
+    def answers(self, num: int) -> dict[tuple[Kind, int], str | None]:
+        """The next ones, in any order: errors by kind and number."""
+        taken = [self.answer() for _ in range(num)]
+        return {(answer.kind, answer.number): answer.error for answer in taken}
+
+    def send(self, command: Command, fd: int = -1) -> None:
+        """Sends a command, with a descriptor or none."""
+        rights = []
+        if fd >= 0:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        self.channel.sendmsg([pack_command(command)], rights)
+
+    def send_all(self, commands: Iterable[Command]) -> None:
+        """Sends commands without descriptors."""
+        for command in commands:
+            self.send(command)
+
+    def call(self, command: Command, fd: int = -1) -> Answer:
+        """Sends a command and takes the next answer."""
+        self.send(command, fd)
+        return self.answer()
+
+    def errors(self) -> str:
+        """What it said, once it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def close(self) -> None:
+        """Ends it as the server does."""
+        self.channel.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
