@@ -141,6 +141,12 @@ class Stream(Protocol):
     def device_uuid(self) -> bytes:
         """Of its device, 16 bytes."""
 
+    def close(self) -> None:
+        """Gives back a stream of our own, after the work that is queued; returns at once.
+
+        Idempotent. A borrowed stream is left alone.
+        """
+
 
 class Opened(Protocol):
     """Another process's allocation in this one. Reference-counted: opened once per device."""
