@@ -81,3 +81,23 @@ def combinations() -> tuple[Combination, ...]:
         chosen.append(best)
         missing -= held
     return tuple(sorted(chosen, key=lambda one: (one.ranks, one.epoch, one.test_id)))
+
+
+@cache
+def sample() -> tuple[Combination, ...]:
+    """A few of the combinations that hold each value but four ranks; most have one process."""
+    values = {(dimension.name, name) for dimension in DIMENSIONS for name in dimension.names}
+    chosen: list[Combination] = []
+    for ranks in (name for name, cost in _COST.items() if cost < 2):
+        candidates = [(one, _values_of(one)) for one in combinations() if one.ranks == ranks]
+        able = frozenset().union(*(held for _, held in candidates))
+        missing = (values & able).difference(*map(_values_of, chosen))
+        while missing:
+            best, held = max(candidates, key=lambda entry: len(entry[1] & missing))
+            chosen.append(best)
+            missing -= held
+    return tuple(chosen)
+
+
+def _values_of(combination: Combination) -> frozenset[tuple[str, str]]:
+    return frozenset(vars(combination).items())

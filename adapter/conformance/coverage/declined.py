@@ -78,9 +78,9 @@ UNPLAYED: Final = (
     ),
     ("the aggressive mode and `reserve_prefix`", "§3; §5", "the adapter implements neither"),
     (
-        "cudaMalloc'd and virtual-memory pools",
-        "§7",
-        "host memory, shared or private, stands in for both",
+        "a GPU: kernels, the driver, cudaMalloc'd and virtual-memory pools",
+        "§5; §7",
+        "host memory, shared or private, and a simulated CUDA device stand in",
     ),
 )
 """What the conformance host does not play: what, section, what it does instead."""

@@ -105,6 +105,19 @@ RANKS: Final = Dimension(
 
 DIMENSIONS: Final = (EPOCH, LIFECYCLE, LAYOUT, MODE, RANKS)
 
+DEVICE: Final = Dimension(
+    "device",
+    (
+        Value("host", "the pool is host memory, streams are threads"),
+        Value(
+            "simulated",
+            "the pool is memory of a simulated CUDA device: its streams make copies late and in "
+            "random order, its events are exact, its memory is shared by handles",
+        ),
+    ),
+)
+"""Not one of ``DIMENSIONS``: every combination is played on both, not pairs of values."""
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -126,6 +139,11 @@ class Combination:
         """Where its test is."""
         suffix = "" if self.ranks == "1" else "_ranked"
         return f"tests/e2e/test_combinations{suffix}.py"
+
+    @property
+    def device_test_file(self) -> str:
+        """Where its test on the simulated device is."""
+        return "tests/e2e/test_combinations_simulated.py"
 
     def value(self, dimension: str) -> str:
         """The value of a dimension, by name."""

@@ -13,10 +13,11 @@ from adapter.conformance.coverage.combine import (
     combinations,
     legal_pairs,
     pairs_of,
+    sample,
     why_illegal,
 )
 from adapter.conformance.coverage.declined import DECLINED, UNPLAYED
-from adapter.conformance.coverage.dimensions import DIMENSIONS, Dimension
+from adapter.conformance.coverage.dimensions import DEVICE, DIMENSIONS, Dimension
 from adapter.conformance.coverage.refused import REFUSED
 from adapter.conformance.coverage.rules import RULES
 
@@ -31,20 +32,29 @@ TensorRT-LLM was run for it: the host is the [conformance host](architecture.md)
 interface's contract, a description of its source by section (§), which is not part of this
 repository. To check an installation, run `python -m adapter conformance`.
 
-**Does it work with my engine?** An engine whose pool lies in GPU memory, the usual case, runs
-uncached with this version. For the rest, find your release under `epoch` and how you run it under
-`layout` and `ranks`: a number where two of them cross means that a test plays the pair in the
-conformance host. Then read [what is refused](#refused) and [what is declined](#declined). An
-engine that is refused serves without the cache, and says so in one line.
+**Does it work with my engine?** Find your release under `epoch` and how you run it under `layout`
+and `ranks`: a number where two of them cross means that a test plays the pair in the conformance
+host. Then read [what is refused](#refused) and [what is declined](#declined). An engine that is
+refused serves without the cache, and says so in one line. A pool in GPU memory, the usual case,
+has been played on [a simulated device](#devices) only; [CUDA](cuda.md) says what that leaves open.
 
 A number in a cell is the first combination that covers the pair; a letter is the reason why no host
 has it.
 """
 
 
+_ON_DEVICES: Final = (
+    ("V1", "one allocation", "opens it by its handle"),
+    ("V1, `v1_private`", "managed memory", "gets saves through the staging ring"),
+    ("V2", "virtual memory, mapped from pieces", "gets saves through the staging ring"),
+)
+"""Layout, what its memory is on a device, how the server reaches it (host contract §7)."""
+
+
 def render() -> str:
     """The whole page, Markdown."""
-    parts = (_values(), _matrices(), _reasons(), _list(), _refused(), _declined(), _unplayed())
+    tables = (_values(), _matrices(), _reasons(), _list(), _devices())
+    parts = (*tables, _refused(), _declined(), _unplayed())
     return "\n".join([_HEAD, *itertools.chain(*parts)]) + "\n"
 
 
@@ -108,6 +118,21 @@ def _list() -> Iterator[str]:
     yield "| | id | file |\n| --- | --- | --- |"
     for number, combination in enumerate(combinations(), 1):
         yield f"| {number} | `{combination.test_id}` | `{combination.test_file}` |"
+    yield ""
+
+
+def _devices() -> Iterator[str]:
+    file, few = combinations()[0].device_test_file, len(sample())
+    yield "## Devices\n"
+    yield f"| {DEVICE.name} | |\n| --- | --- |"
+    yield from (f"| `{value.name}` | {value.meaning} |" for value in DEVICE.values)
+    yield ""
+    yield "The combinations above are played on `host`, and each of them once more on `simulated`,"
+    yield f"as `{_TEST}[…]` of `{file}`: {few} of them, which"
+    yield "hold each value but four ranks, with `make test`, and all with `make slow`. Answers must"
+    yield "equal those of an engine without a cache in host memory, to the bit. No GPU took part.\n"
+    yield "| layout | on a device it is | and the server |\n| --- | --- | --- |"
+    yield from (f"| {layout} | {is_what} | {how} |" for layout, is_what, how in _ON_DEVICES)
     yield ""
 
 

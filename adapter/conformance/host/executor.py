@@ -109,6 +109,7 @@ class Executor:
 
     def _run(self) -> None:
         try:
+            self._parts.device.hardware.bind()
             while self._fetch():
                 self._iterate()
         except BaseException as error:  # noqa: BLE001 - a dead executor is a result here

@@ -3,7 +3,7 @@
 The host's parts take memory as tensors of bytes and streams by the methods of ``WorkStream``, so
 that the same engine runs on host memory or on a simulated CUDA device (``simulated``).
 
-Must not know: models, pages, the connector. Called on the main thread.
+Must not know: models, pages, the connector. Called on the main thread, ``bind`` on any.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class Hardware(Protocol):
     def stream(self, name: str) -> WorkStream:
         """A stream of the engine."""
 
+    def bind(self) -> None:
+        """Make the device the calling thread's, as engines do in their own threads."""
+
 
 class HostHardware:
     """Memory that a server can map, or not; streams that are threads."""
@@ -86,6 +89,9 @@ class HostHardware:
     def stream(self, name: str) -> WorkStream:
         """A thread that works off its queue."""
         return HostStream(name)
+
+    def bind(self) -> None:
+        """Every thread reaches host memory."""
 
 
 def make_hardware(options: HostOptions, rank: int) -> Hardware:

@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from adapter.conformance.coverage.combine import combinations
-from adapter.conformance.coverage.dimensions import MODE, RANKS, Combination
+from adapter.conformance.coverage.dimensions import DEVICE, MODE, RANKS, Combination
+from adapter.conformance.host.simulated import simulating
 from adapter.conformance.schedules.play import PlayError, Tally
 from adapter.conformance.schedules.service import serving
 from adapter.conformance.schedules.sweep import Sweep
@@ -55,7 +57,12 @@ def _run_mode(
     chosen = [c for c in combinations() if c.mode == mode and _wanted(c, options)]
     tally = Tally()
     share, rest = divmod(options.count, max(1, len(chosen)))
-    with serving() as service, Sweep(service.url, models) as sweep:
+    with ExitStack() as stack:
+        environ = {}
+        if options.device == "simulated":
+            environ = stack.enter_context(simulating(seed))
+        service = stack.enter_context(serving(environ))
+        sweep = stack.enter_context(Sweep(service.url, models, options.device))
         for number, combination in enumerate(chosen):
             count = share + (number < rest)
             first = seed + number * 1_000_003
@@ -124,6 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mode", action="append", choices=MODE.names, help="repeatable")
     parser.add_argument(
         "--ranks", action="append", choices=RANKS.names, help="only these; repeatable"
+    )
+    parser.add_argument(
+        "--device", choices=DEVICE.names, default="host", help="where pools lie (host)"
     )
     parser.add_argument("--json", action="store_true", help="JSON in place of the table")
     return parser

@@ -5,7 +5,7 @@ Must not know: engines. Runs in the caller's thread; the child dies with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,12 +24,14 @@ class Service:
         child: the process.
     """
 
-    def __init__(self, on: Stage) -> None:
+    def __init__(self, on: Stage, environ: Mapping[str, str]) -> None:
         """Starts it and waits until it says that it is ready.
 
         Args:
             on: the run it belongs to.
+            environ: more of its environment.
         """
+        self._environ = environ
         self.url = f"ipc://{on.folder}/kvkeep.sock"
         self._on = on
         self.child = self._start()
@@ -52,14 +54,18 @@ class Service:
                 *("--arena-dir", str(self._on.arena_dir), "--l1-size", str(ARENA_BYTES)),
                 *("--extent-size", str(EXTENT_BYTES), "--arena-at-exit", "remove"),
             ],
+            self._environ,
         )
         child.read_line(_START_S)
         return child
 
 
 @contextmanager
-def serving() -> Iterator[Service]:
+def serving(environ: Mapping[str, str] | None = None) -> Iterator[Service]:
     """Starts a server; it and its folders are gone afterwards.
+
+    Args:
+        environ: more of its environment; settings of kvkeep in this process's own are left out.
 
     Yields:
         The server, ready.
@@ -68,4 +74,4 @@ def serving() -> Iterator[Service]:
         DemoError: it did not start, or there is no room for its arena.
     """
     with stage(ARENA_BYTES) as on:
-        yield Service(on)
+        yield Service(on, environ or {})

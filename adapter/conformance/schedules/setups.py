@@ -18,7 +18,7 @@ from adapter.config import ENV_BUDGET_MS, ENV_HELD_PERCENT, ENV_LOAD_MODE, make_
 from adapter.conformance.coverage.dimensions import Combination
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig, LlmArgs
-from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.options import DeviceName, HostOptions, default_device
 from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
 from adapter.conformance.host.weights import LATENT, SLIDING, TINY, ModelConfig, write_model_dir
 from adapter.conformance.schedules.draw import Shape
@@ -78,11 +78,12 @@ class Setup:
         return self.config, self.cache.dtype, tokens, size
 
 
-def setup_of(combination: Combination) -> Setup:
+def setup_of(combination: Combination, device: DeviceName | None = None) -> Setup:
     """What a combination means.
 
     Args:
         combination: legal.
+        device: where the pool lies; None is the host's default.
     """
     life, layout, ranks = combination.lifecycle, combination.layout, combination.ranks
     block = _BLOCKS.get(layout, 16)
@@ -91,7 +92,7 @@ def setup_of(combination: Combination) -> Setup:
     return Setup(
         config=replace(_model(layout), max_position_embeddings=longest),
         cache=_cache(layout, block),
-        options=_options(combination),
+        options=replace(_options(combination), device=device or default_device()),
         # Few pages: what is freed is handed out again at once; fewer still to be destroyed.
         num_blocks=max_blocks + 2 if life == "replayed" else 3 * max_blocks + 2,
         size=_SIZES[ranks],
@@ -211,7 +212,8 @@ def _reference_cache(setup: Setup) -> KvCacheConfig:
 
 
 def _reference_options(setup: Setup) -> HostOptions:
-    return HostOptions(epoch="E2")
+    # Whatever the device of the engine that is compared with it.
+    return HostOptions(epoch="E2", device="host")
 
 
 def _connector(url: str | None) -> KvCacheConnectorConfig | None:

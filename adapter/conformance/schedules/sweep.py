@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.host.options import DeviceName
 from adapter.conformance.schedules.draw import Ask, draw, repeatable
 from adapter.conformance.schedules.play import PlayError, Tally, play, play_again
 from adapter.conformance.schedules.reference import Reference
@@ -29,15 +30,17 @@ _MAX_REFERENCES: Final = 3
 class Sweep:
     """A run; used as a context, which ends every engine."""
 
-    def __init__(self, url: str, models: Path) -> None:
+    def __init__(self, url: str, models: Path, device: DeviceName | None = None) -> None:
         """Starts nothing.
 
         Args:
             url: of the server that all engines share.
             models: folder for model directories.
+            device: of the engines, not of the references; None is the host's default.
         """
         self._url = url
         self._models = models
+        self._device = device
         self._references: dict[tuple[Any, ...], tuple[ExitStack, Reference]] = {}
         self._runs = itertools.count()
 
@@ -59,7 +62,7 @@ class Sweep:
         Raises:
             PlayError: an answer was wrong, something was left behind, or nothing is ever loaded.
         """
-        setup = setup_of(combination)
+        setup = setup_of(combination, self._device)
         expected = self._reference(setup)
         with opened(setup, self._models, self._url) as subject:
             join(subject, setup)

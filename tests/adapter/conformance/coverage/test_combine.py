@@ -10,8 +10,10 @@ from adapter.conformance.coverage.combine import (
     legal_combinations,
     legal_pairs,
     pairs_of,
+    sample,
     why_illegal,
 )
+from adapter.conformance.coverage.dimensions import DIMENSIONS
 from adapter.conformance.coverage.rules import is_legal
 
 
@@ -37,3 +39,13 @@ def test_the_choice_is_the_same_each_time_and_small() -> None:
     again = combinations.__wrapped__()
     assert again == combinations()
     assert len(again) < len(legal_combinations()) / 20
+
+
+def test_the_sample_holds_each_value_but_four_ranks() -> None:
+    few = sample()
+    assert set(few) < set(combinations())
+    assert len(few) < len(combinations()) / 5
+    held = {(name, value) for one in few for name, value in vars(one).items()}
+    every = {(dimension.name, name) for dimension in DIMENSIONS for name in dimension.names}
+    assert every - held == {("ranks", "tp4")}
+    assert sum(one.ranks != "1" for one in few) == 2
