@@ -6,11 +6,11 @@ Must not know: pages, slots, requests, sockets. Any thread.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any, cast
 
 from protocol.device.interface import UUID_BYTES, Device, DeviceError, MemoryKind
-from protocol.device.simulated import driver as simulated
-from protocol.device.simulated.settings import index_of
+from protocol.device.simulated.settings import FOLDER, index_of
 
 
 def device_of(device_type: str, address: int) -> Device | None:
@@ -26,7 +26,7 @@ def device_of(device_type: str, address: int) -> Device | None:
     Raises:
         DeviceError: the memory says it is CUDA's, and CUDA cannot be used here.
     """
-    driver = simulated.current()
+    driver = _simulated()
     if driver is not None:
         place = driver.memory.find(address)
         if place is not None and place.kind is not MemoryKind.HOST:
@@ -47,7 +47,7 @@ def device_by_uuid(uuid: bytes) -> Device:
     """
     index = index_of(uuid)
     if index is not None:
-        driver = simulated.current()
+        driver = _simulated()
         if driver is None:
             raise DeviceError("cudaErrorNoDevice", "a simulated device that is not switched on")
         return cast(Device, driver.device(index))
@@ -62,10 +62,17 @@ def visible_devices() -> list[Device]:
     Raises:
         DeviceError: there is no driver or no package for it; the text says which.
     """
-    driver = simulated.current()
+    driver = _simulated()
     if driver is not None:
         return [cast(Device, device) for device in driver.devices()]
     return list(_cuda().visible_devices())
+
+
+def _simulated() -> Any:
+    """The simulated driver; None where it is not switched on, and then nothing of it is loaded."""
+    if not os.environ.get(FOLDER):
+        return None
+    return importlib.import_module("protocol.device.simulated.driver").current()
 
 
 def _cuda() -> Any:

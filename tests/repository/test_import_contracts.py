@@ -20,7 +20,15 @@ BREACHES = [
     ("server/core/planted.py", "import server.app", "inside the server"),
     ("server/core/planted.py", "import time", "core and protocol do no input or output"),
     ("protocol/planted.py", "import zmq", "core and protocol do no input or output"),
-    ("server/planted.py", "def f() -> None:\n    import torch", "torch and cupy only"),
+    ("server/planted.py", "def f() -> None:\n    import torch", "torch only"),
+    ("protocol/device/host.py", "import torch", "torch only"),
+    ("server/core/planted.py", "import protocol.device.interface", "the device seam is for"),
+    ("protocol/planted.py", "import protocol.device.host", "the device seam is for"),
+    # By a module that may: the direct import stands in the copier.
+    ("server/shell/planted.py", "import server.copier.gpu", "the server's own process reaches no"),
+    ("adapter/saver.py", "import cupy", "cupy and CUDA's bindings only"),
+    ("protocol/device/host.py", "import cuda.bindings.runtime", "cupy and CUDA's bindings only"),
+    ("server/copier/host.py", "def f() -> None:\n    import cupy", "cupy and CUDA's bindings only"),
     ("adapter/planted.py", "import tensorrt_llm", "TensorRT-LLM only behind"),
     ("adapter/saver.py", "import adapter.conformance", "the connector knows nothing"),
     ("adapter/planted.py", "", "the connector knows nothing"),  # not listed in the contract
