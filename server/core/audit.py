@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from protocol.layout import CudaIpcMemory
+from server.core.copiers import MAX_DEVICES
+from server.core.effects import HOST_COPIER
 from server.core.eviction import PARKED, QUEUED
 from server.core.extents import Extent, Phase
 from server.core.index import ABSENT
 from server.core.indexcheck import check_index
 from server.core.integrity import require
-from server.core.namespaces import Owner
+from server.core.namespaces import Owner, PoolState
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 from server.core.state import State
 
@@ -36,6 +39,7 @@ def audit(state: State) -> None:
     _check_locks(state)
     _check_reservations(state)
     _check_sessions(state)
+    _check_copiers(state)
 
 
 def _check_owner(state: State, owner: Owner) -> None:
@@ -158,13 +162,48 @@ def _check_reservations(state: State) -> None:
     reserved = set(np.flatnonzero(state.slots.state == RESERVED).tolist())
     require(reserved == set(state.reservations.by_slot), "a reserved slot has its STORE")
     flying: set[int] = set()
-    stranded = (piece for pieces in state.window.stranded.values() for piece in pieces)
-    for piece in (*state.window.flying.values(), *stranded):
-        base = state.arena.extents[piece.geometry.extent].base
-        flying |= {base + local for local in piece.local.tolist()}
+    jobs: set[int] = set()
+    for window in state.copiers.windows.values():
+        stranded = (piece for pieces in window.stranded.values() for piece in pieces)
+        for piece in (*window.flying.values(), *stranded):
+            base = state.arena.extents[piece.geometry.extent].base
+            slots = {base + local for local in piece.local.tolist()}
+            require(not slots & flying, "no slot is written by two copies", slots & flying)
+            flying |= slots
+        total = sum(piece.num_bytes for piece in window.flying.values())
+        require(total == window.flying_bytes, "bytes in flight are counted")
+        require(not jobs & set(window.flying), "a job is one copier's")
+        jobs |= set(window.flying)
     require(flying <= reserved, "copies fly into reserved slots only", flying - reserved)
-    total = sum(piece.num_bytes for piece in state.window.flying.values())
-    require(total == state.window.flying_bytes, "bytes in flight are counted")
+
+
+def _check_copiers(state: State) -> None:
+    copiers = state.copiers
+    require(set(copiers.windows) == {HOST_COPIER, *copiers.devices}, "each copier has a window")
+    require(len(copiers.devices) <= MAX_DEVICES, "devices are bounded")
+    uuids = {device.device_uuid for device in copiers.devices.values()}
+    require(len(uuids) == len(copiers.devices), "a device has one copier")
+    counted = dict.fromkeys(copiers.devices, 0)
+    for session in state.roster.sessions.values():
+        memory, window = session.memory, copiers.windows[session.copier]
+        if isinstance(memory, CudaIpcMemory):
+            counted[session.copier] += 1
+            named = copiers.devices[session.copier].device_uuid
+            require(named == memory.device_uuid, "a pool is its device's copier's")
+        else:
+            require(session.copier == HOST_COPIER, "host memory is the host copier's")
+        held = session.pool_state in (PoolState.OPENING, PoolState.OPEN, PoolState.CLOSING)
+        require(window.is_up or not held, "a copier that is down has no pools")
+        if not session.is_closing:
+            lost = session.pool_state is PoolState.LOST
+            require(not (window.is_up and lost), "a copier that is up is asked for every pool")
+    for copier, device in copiers.devices.items():
+        require(counted[copier] == device.num_sessions, "sessions of a copier are counted")
+        idle = not device.num_sessions
+        require(idle or not device.timer, "only an idle copier is about to end")
+        require(not idle or device.is_leaving or bool(device.timer), "an idle copier ends")
+        up = copiers.windows[copier].is_up
+        require(not (up and device.is_leaving), "who leaves is given nothing")
 
 
 def _check_sessions(state: State) -> None:

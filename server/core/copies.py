@@ -8,8 +8,9 @@ means to its STORE, how copying is done. Runs in: the loop thread.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,7 @@ class CopyWindow:
         copier: which copier.
         window_bytes: bytes in flight; a larger single piece goes alone.
         outbox: where effects go.
+        jobs: numbers for pieces, shared with the other copiers; None for a count of its own.
 
     Attributes:
         is_up: whether the copier runs.
@@ -101,12 +103,18 @@ class CopyWindow:
             is listed until its end was seen, with or without pieces.
     """
 
-    def __init__(self, copier: CopierId, window_bytes: int, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        copier: CopierId,
+        window_bytes: int,
+        outbox: Outbox,
+        jobs: Iterator[int] | None = None,
+    ) -> None:
         self._copier = copier
         self._window_bytes = window_bytes
         self._outbox = outbox
         self._waiting: OrderedDict[SessionId, deque[Piece]] = OrderedDict()
-        self._next_job = 1
+        self._jobs = count(1) if jobs is None else jobs
         self.is_up = True
         self.flying: dict[JobId, Piece] = {}
         self.flying_bytes = 0
@@ -149,8 +157,7 @@ class CopyWindow:
                 piece.ended(piece, "not wanted any more")
 
     def _start(self, piece: Piece) -> None:
-        job = JobId(self._next_job)
-        self._next_job += 1
+        job = JobId(next(self._jobs))
         piece.started = True
         self.flying[job] = piece
         self.flying_bytes += piece.num_bytes

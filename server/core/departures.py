@@ -54,7 +54,7 @@ class Departures:
         leases: what readers hold.
         plans: STOREs.
         lanes: long work.
-        pools: the copier's mappings.
+        pools: the copiers' mappings.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from server.core.state import State
 
 __all__ = ["Core", "CoreConfig", "IntegrityError"]
 
-CAPABILITIES = ("clear", "delete", "inspect", "pin", "stats")
+CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats")
 
 
 class Core:
@@ -158,28 +158,43 @@ class Core:
     def copy_done(self, job: JobId, error: str | None, now_ns: int) -> None:
         """StartCopy ended."""
         self._state.clock.advance(now_ns)
-        self._state.window.done(job, error)
-        self._state.window.pump()
+        self._state.copiers.done(job, error)
 
     def copier_lost(self, copier: CopierId, now_ns: int) -> None:
         """A copier is gone: its jobs failed and its mappings do not exist any more."""
         self._state.clock.advance(now_ns)
-        self._state.pools.copier_lost()
+        self._state.pools.copier_lost(copier)
 
     def copier_stuck(self, copier: CopierId, life: int, now_ns: int) -> None:
         """A copier was killed and does not die: its jobs failed, their slots wait for its end."""
         self._state.clock.advance(now_ns)
-        self._state.pools.copier_stuck(life)
+        self._state.pools.copier_stuck(copier, life)
 
     def copier_gone(self, copier: CopierId, life: int, now_ns: int) -> None:
         """A stuck copier is seen dead at last: nothing of it touches memory any more."""
         self._state.clock.advance(now_ns)
-        self._state.window.gone(life)
+        self._state.pools.copier_gone(copier, life)
 
     def copier_ready(self, copier: CopierId, now_ns: int) -> None:
         """A copier has (re)started: mappings are asked again."""
         self._state.clock.advance(now_ns)
-        self._state.pools.copier_ready()
+        self._state.pools.copier_ready(copier)
+
+    def copier_refused(self, copier: CopierId, reason: str, now_ns: int) -> None:
+        """A copier of a device could not be started; if it is kept, that is tried again.
+
+        Args:
+            copier: which.
+            reason: one line.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.pools.copier_refused(copier, reason)
+
+    def copier_ended(self, copier: CopierId, now_ns: int) -> None:
+        """A device's copier is gone and nobody starts it again: StopCopier ended."""
+        self._state.clock.advance(now_ns)
+        self._state.pools.copier_ended(copier)
 
     def tick(self, now_ns: int) -> None:
         """Deadlines and expiry; call it when ``next_timer_ns`` has come."""
@@ -215,7 +230,7 @@ class Core:
     def drained(self) -> bool:
         """Whether no reply is owed and no copy is in flight."""
         state = self._state
-        return not state.outbox.num_owed and state.lanes.is_idle and state.window.is_idle
+        return not state.outbox.num_owed and state.lanes.is_idle and state.copiers.is_idle
 
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""

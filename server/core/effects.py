@@ -32,7 +32,7 @@ JobId = NewType("JobId", int)
 """The core's number for one piece of copying; never reused."""
 
 CopierId = NewType("CopierId", int)
-"""0 is host memory; one more per GPU later."""
+"""0 is host memory; devices get one when they are first registered, numbers never used again."""
 
 HOST_COPIER = CopierId(0)
 
@@ -160,22 +160,52 @@ class TakeExtent:
 
 
 @dataclass(frozen=True)
+class StartCopier:
+    """Keep a copier of a device running from now on.
+
+    Answered by ``Core.copier_ready`` each time that one is up, by ``Core.copier_refused`` each time
+    that none can be.
+
+    Attributes:
+        copier: the core's number for it.
+        device_uuid: 16 bytes.
+    """
+
+    copier: CopierId
+    device_uuid: bytes
+
+
+@dataclass(frozen=True)
+class StopCopier:
+    """End a device's copier: no pool is its any more. Answered by ``Core.copier_ended``.
+
+    Attributes:
+        copier: which.
+    """
+
+    copier: CopierId
+
+
+@dataclass(frozen=True)
 class OpenPool:
     """Have a copier map a pool read-only; answered by ``Core.pool_opened``.
 
     Attributes:
         copier: which copier.
         handle: the core's number for the mapping.
-        process: whose descriptor.
-        pool: which of its descriptors.
-        memory: as registered, already checked against the descriptor's real size and seals.
+        process: whose it is.
+        pool: which of its descriptors, None for memory that is opened by its own handle.
+        memory: as registered. A descriptor's real size and seals were checked already; what a
+            device's handle really names, the copier checks.
+        fingerprint: of the namespace into whose extents it will be copied.
     """
 
     copier: CopierId
     handle: PoolHandle
     process: ProcessId
-    pool: PoolId
+    pool: PoolId | None
     memory: Memory
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True)
@@ -268,6 +298,8 @@ Effect = (
     | RemoveExtent
     | GiveExtent
     | TakeExtent
+    | StartCopier
+    | StopCopier
     | OpenPool
     | ClosePool
     | DropPoolOffer

@@ -87,7 +87,8 @@ class SaveHandlers:
             raise RequestError(
                 ErrorCode.BUSY, f"at most {MAX_STORES_PER_SESSION} STOREs may await their end"
             )
-        if session.pool_state is not PoolState.OPEN or not self._state.window.is_up:
+        window = self._state.copiers.windows[session.copier]
+        if session.pool_state is not PoolState.OPEN or not window.is_up:
             raise RequestError(ErrorCode.UNAVAILABLE, "the copier is starting again")
 
     def _commit(self, process: Process, body: Commit, ticket: Ticket) -> None:

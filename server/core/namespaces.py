@@ -16,7 +16,7 @@ from protocol.ids import ExtentId, Fingerprint, InstanceId, RequestKey, SessionI
 from protocol.layout import Memory, ShardPool
 from protocol.namespace import Namespace
 from server.core.admission import MORE, WALK_BLOCKS, Steps
-from server.core.effects import PoolHandle, ProcessId
+from server.core.effects import HOST_COPIER, CopierId, PoolHandle, ProcessId
 from server.core.eviction import EvictionPolicy
 from server.core.index import ABSENT, ChunkIndex
 
@@ -134,6 +134,7 @@ class Session:
         pools: pages by shard.
         shards: shards this rank reads.
         handle: the copier's mapping of its pool.
+        copier: which copier.
         pool_state: whether the copier has it mapped.
         is_ready: whether REGISTER_KV_CACHE was answered.
         is_closing: no new work; waiting for copies and the copier.
@@ -150,6 +151,7 @@ class Session:
     pools: dict[int, ShardPool]
     shards: tuple[int, ...]
     handle: PoolHandle
+    copier: CopierId = HOST_COPIER
     pool_state: PoolState = PoolState.NONE
     is_ready: bool = False
     is_closing: bool = False

@@ -17,7 +17,8 @@ from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import SECOND_NS, CoreConfig
-from server.core.copies import CopyWindow, Piece
+from server.core.copiers import Copiers
+from server.core.copies import Piece
 from server.core.namespaces import Session
 from server.core.outbox import Outbox, Ticket
 from server.core.publishing import Publisher
@@ -39,7 +40,7 @@ class Plans:
         outbox: replies and effects.
         arena: slots and extents.
         lanes: long work.
-        window: of the host copier.
+        copiers: do the copying.
         reservations: slots of STOREs.
         publisher: what COMMIT does.
         fault: notes an error of our own.
@@ -57,7 +58,7 @@ class Plans:
         outbox: Outbox,
         arena: Arena,
         lanes: Lanes,
-        window: CopyWindow,
+        copiers: Copiers,
         reservations: Reservations,
         publisher: Publisher,
         fault: Callable[[Exception], None],
@@ -69,7 +70,7 @@ class Plans:
         self._arena = arena
         self._slots = arena.slots
         self._lanes = lanes
-        self._window = window
+        self._windows = copiers.windows
         self._reservations = reservations
         self._publisher = publisher
         self.fault = fault
@@ -109,7 +110,7 @@ class Plans:
             slots = self._reservations.reserve(plan)
             if slots is not None and slots.size:
                 self._queue_pieces(plan, len(plan.slots) - slots.size, slots)
-            self._window.pump()
+            self._windows[plan.session.copier].pump()
             if not self._wants_more(plan):
                 break
             yield WAIT if slots is None else MORE
@@ -135,6 +136,7 @@ class Plans:
         most = max(
             1, min(SLICE_BLOCKS // chunk_blocks, self._config.copy_piece_bytes // payload_bytes)
         )
+        window = self._windows[plan.session.copier]
         extents = self._slots.extent[slots].tolist()
         begin = 0
         while begin < len(slots):
@@ -155,7 +157,7 @@ class Plans:
                 stranded=partial(self._piece_stranded, plan),
             )
             plan.num_pieces += 1
-            self._window.add(piece)
+            window.add(piece)
             begin = end
 
     # --- copied ---------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class Plans:
         self._timers.cancel(plan.timer)
         if plan.task is not None and not plan.planned:
             self._lanes.wake(plan.task)
-        self._window.drop_unwanted(plan.session.session)
+        self._windows[plan.session.copier].drop_unwanted(plan.session.session)
         if plan.num_pieces == 0 and plan.planned and plan.store in plan.session.stores:
             self._finish_early(plan)
 

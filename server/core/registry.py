@@ -12,7 +12,7 @@ from functools import partial
 
 from protocol.errors import ErrorCode, KvkeepError, RequestError
 from protocol.ids import ExtentId, PoolId, SessionId
-from protocol.layout import FileMemory, ShardPool, check_pool
+from protocol.layout import CudaIpcMemory, FileMemory, ShardPool, check_pool
 from protocol.messages import RegisterKvCache, RegisterKvCacheReply
 from protocol.namespace import fingerprint
 from server.core.arena import Arena
@@ -58,7 +58,7 @@ class Registry:
         arena: slots and extents.
         growth: new extents.
         readers: who is given them.
-        pools: the copier's mappings.
+        pools: the copiers' mappings.
         departures: where refused sessions go.
         quarantine: knows what room will come.
     """
@@ -126,7 +126,8 @@ class Registry:
         self._outbox.answer_by(ticket, WAIT_NS, partial(self._refuse, session, late))
         if isinstance(body.memory, FileMemory):
             process.pools.pop(PoolId(body.memory.pool))
-            self._pools.open(session)
+        if body.memory is not None:
+            self._pools.join(session)
         self._want_extents(session, pending)
         self._advance_pending(session)
 
@@ -148,8 +149,10 @@ class Registry:
             )
         if memory is None:
             return {}
-        if not isinstance(memory, FileMemory):
-            raise RequestError(ErrorCode.UNSUPPORTED, "this server copies from sealed memfds only")
+        self._pools.check_room(memory)
+        if isinstance(memory, CudaIpcMemory):
+            # What the handle really names, the copier checks before its first copy.
+            return _check_pools(body, memory.size_bytes)
         offered = process.pools.get(PoolId(memory.pool))
         if offered is None:
             raise RequestError(
@@ -228,6 +231,8 @@ class Registry:
             for extent in owner.extents[shard]
             if extent.phase in (Phase.LIVE, Phase.EMPTYING)
         ]
+        # A device's reader page-locks one after the other, and may load from those it has so far.
+        extents.sort(key=lambda extent: extent.used_us, reverse=True)
         self._outbox.counters["registrations"] += 1
         self._outbox.reply(
             pending.ticket,
@@ -249,7 +254,10 @@ class Registry:
         if error is None:
             self._advance_pending(session)
         else:
-            self._refuse(session, RequestError(ErrorCode.POOL_INVALID, error[:400]))
+            memory, detail = session.memory, dict[str, str]()
+            if isinstance(memory, CudaIpcMemory):
+                detail["device"] = memory.device_uuid.hex()
+            self._refuse(session, RequestError(ErrorCode.POOL_INVALID, error[:400], **detail))
 
     def extent_created(self, extent: ExtentId, error: str | None) -> None:
         """CreateExtent ended."""

@@ -14,9 +14,8 @@ from server.core.adopter import Adopter
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import CoreConfig
-from server.core.copies import CopyWindow
+from server.core.copiers import Copiers
 from server.core.departures import Departures
-from server.core.effects import HOST_COPIER
 from server.core.extents import Phase
 from server.core.growth import Growth
 from server.core.leases import Leases
@@ -87,7 +86,7 @@ class State:
         self.reclaimer = Reclaimer(
             self.arena, self.growth, self.readers, self.timers, self.lanes, self.fault
         )
-        self.window = CopyWindow(HOST_COPIER, config.copy_window_bytes, self.outbox)
+        self.copiers = Copiers(config, self.timers, self.outbox)
         self.leases = Leases(
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
@@ -103,13 +102,13 @@ class State:
             self.outbox,
             self.arena,
             self.lanes,
-            self.window,
+            self.copiers,
             self.reservations,
             self.publisher,
             self.fault,
         )
         self.roster = Roster(config, self.slots, self.outbox)
-        self.pools = Pools(self.roster, self.outbox, self.window)
+        self.pools = Pools(self.roster, self.outbox, self.copiers)
         self.departures = Departures(
             self.roster,
             self.outbox,
@@ -182,10 +181,6 @@ class State:
             stores=sum(len(session.stores) for session in self.roster.sessions.values()),
             pinned_prefixes=len(self.operations.pins),
             replies_owed=self.outbox.num_owed,
-            copies_in_flight=len(self.window.flying),
-            copy_bytes_in_flight=self.window.flying_bytes,
-            copiers_stuck=len(self.window.stranded),
-            copies_stranded=sum(map(len, self.window.stranded.values())),
             arena_bytes=self.config.arena_bytes,
             arena_used_bytes=self.growth.used_bytes,
             arena_quarantined_bytes=self.quarantine.sealed_bytes
@@ -197,6 +192,7 @@ class State:
             slots_reserved=sum(extent.num_reserved for extent in extents),
             pinned_slots=int((self.slots.pins > 0).sum()),
         )
+        values.update(self.copiers.figures())
         for figures in self.more_figures:
             values.update(figures())
         return values

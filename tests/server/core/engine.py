@@ -12,7 +12,16 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.frames import Reply
 from protocol.ids import InstanceId, PoolId, Token
-from protocol.layout import MemfdMemory, Region, RingMemory, ShardPool, pack_pages, unpack_slots
+from protocol.layout import (
+    CudaIpcMemory,
+    MemfdMemory,
+    Memory,
+    Region,
+    RingMemory,
+    ShardPool,
+    pack_pages,
+    unpack_slots,
+)
 from protocol.namespace import LayerGroup, Namespace
 from protocol.session import ClientSession
 from server.core import effects as fx
@@ -72,6 +81,8 @@ class Engine:
         self.pool = PoolId(world.random.randbytes(16))
         self.session = 0
         self.ring = False
+        #: Uuid of the device that has its pages; empty for host memory.
+        self.device = b""
         self.dead = False
         self.mapped: set[int] = set()
         self.to_map: list[int] = []
@@ -150,11 +161,18 @@ class Engine:
         shards = space.shards_of_rank(self.rank)
         # A page is a label, so the groups' pages may lie over each other.
         size = max(group.page_bytes for group in space.groups) * len(self.pages)
-        kind = RingMemory if self.ring else MemfdMemory
+        memory: Memory = (RingMemory if self.ring else MemfdMemory)(pool=self.pool, size_bytes=size)
+        if self.device:
+            memory = CudaIpcMemory(
+                handle=self.pool * 4,
+                device_uuid=self.device,
+                base_offset_bytes=0,
+                size_bytes=size,
+            )
         return m.RegisterKvCache(
             namespace=space,
             rank=self.rank,
-            memory=kind(pool=self.pool, size_bytes=size),
+            memory=memory,
             pools=tuple(
                 ShardPool(
                     shard=shard,
@@ -174,7 +192,8 @@ class Engine:
     def register(self, space: Namespace, timeout_ns: int = 3600 * SECOND) -> int:
         body = self.register_body(space)
         size = body.memory.size_bytes if body.memory is not None else 0
-        self.world.core.pool_offered(self.process, self.pool, size)
+        if not self.device:
+            self.world.core.pool_offered(self.process, self.pool, size)
         reply = self.ask(body, timeout_ns)
         self.session = reply.session
         if self.world.auto_map:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from server.core.effects import HOST_COPIER
 from server.core.integrity import IntegrityError
 from server.core.state import State
 from tests.server.core.world import World, chain, config, namespace
@@ -20,6 +21,9 @@ def world_with_everything() -> World:
     lease = a.lookup(keys).lease
     a.retrieve(keys, lease, 0, 5)
     a.store(chain("y", 3))
+    b = world.engine("b")
+    b.device = b"d" * 16
+    b.register(namespace())
     world.core.check_integrity()
     return world
 
@@ -72,9 +76,29 @@ def _state(state: State) -> None:
     state.slots.state_of[owner.index.cell(owner.index.nodes()[0], 0)] = 0
 
 
+def _sessions_of_a_copier(state: State) -> None:
+    next(iter(state.copiers.devices.values())).num_sessions += 1
+
+
+def _copier_that_leaves(state: State) -> None:
+    next(iter(state.copiers.devices.values())).is_leaving = True
+
+
+def _wrong_copier(state: State) -> None:
+    next(iter(state.copiers.devices.values())).device_uuid = b"?" * 16
+
+
+def _copier_down(state: State) -> None:
+    state.copiers.windows[HOST_COPIER].is_up = False
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        _sessions_of_a_copier,
+        _copier_that_leaves,
+        _wrong_copier,
+        _copier_down,
         _pin,
         _lock,
         _budget,

@@ -19,11 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protocol import messages as m
 from protocol.layout import unpack_slots
 from server.core import effects as fx
+from server.core.copiers import IDLE_NS
 from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
 from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config
 
 chains = st.sampled_from(CHAINS)
 numbers = st.integers(0, 1 << 16)
+DEVICES = (b"A" * 16, b"B" * 16)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -35,10 +37,11 @@ class CoreMachine(RuleBasedStateMachine):
             auto_pools=False,
             auto_extents=False,
             auto_map=False,
+            auto_copiers=False,
         )
         self.alive: list[Engine] = []
         self.num_engines = 0
-        self.stuck: dict[int, list[fx.StartCopy]] = {}
+        self.stuck: dict[tuple[int, int], list[fx.StartCopy]] = {}
         self.num_stuck = 0
         #: What to do when a reply comes: (engine, seq) to a callback.
         self.awaited: list[tuple[Engine, int, Callable[[m.Body | None], None]]] = []
@@ -98,10 +101,14 @@ class CoreMachine(RuleBasedStateMachine):
         for rank in range(SPACES[space].num_ranks):
             engine = self.world.engine(f"e{self.num_engines}", rank, pages=LENGTH * 2)
             engine.ring = self.num_engines % 2 == 0
+            if self.num_engines % 3 != 1:
+                engine.device = DEVICES[(self.num_engines // 3 + rank) % len(DEVICES)]
             self.alive.append(engine)
             body = engine.register_body(SPACES[space])
             assert body.memory is not None
-            self.world.core.pool_offered(engine.process, engine.pool, body.memory.size_bytes)
+            if not engine.device:
+                size = body.memory.size_bytes
+                self.world.core.pool_offered(engine.process, engine.pool, size)
 
             def registered(reply: m.Body | None, engine: Engine = engine) -> None:
                 if isinstance(reply, m.RegisterKvCacheReply):
@@ -332,13 +339,8 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=numbers)
     def act(self, number: int) -> None:
         effect = self.world.pending.pop(number % len(self.world.pending))
-        if isinstance(effect, fx.CreateExtent):
-            self.world.create(effect, "full" if number % 8 == 0 else None)
-        elif isinstance(effect, fx.OpenPool):
-            self.world.open(effect, "bad" if number % 16 == 0 else None)
-        else:
-            assert isinstance(effect, fx.ClosePool)
-            self.world.close(effect)
+        often = 16 if isinstance(effect, fx.OpenPool) else 8
+        self.world.act(effect, "it went wrong" if number % often == 0 else None)
         self.settle()
 
     @rule(seconds=st.integers(0, 25))
@@ -353,21 +355,19 @@ class CoreMachine(RuleBasedStateMachine):
     def copier_dies(self, number: int) -> None:
         if number % 4:
             return
+        running = sorted(self.world.running)
+        copier = running[number // 16 % len(running)]
+        others = [job for job in self.world.jobs.values() if job.copier != copier]
         hangs = bool(number % 8) and len(self.stuck) < 2
         if hangs:
             self.num_stuck += 1
-            self.stuck[self.num_stuck] = list(self.world.jobs.values())
-        self.world.jobs.clear()
-        self.world.pools.clear()
-        self.world.pending = [
-            effect for effect in self.world.pending if isinstance(effect, fx.CreateExtent)
-        ]
-        if hangs:
-            self.world.core.copier_stuck(fx.HOST_COPIER, self.num_stuck, self.world.now_ns)
+            self.stuck[copier, self.num_stuck] = self.world.lose(copier, self.num_stuck)
         else:
-            self.world.core.copier_lost(fx.HOST_COPIER, self.world.now_ns)
+            self.world.lose(copier)
         self.settle()
-        self.world.core.copier_ready(fx.HOST_COPIER, self.world.now_ns)
+        assert all(self.world.jobs.get(job.job) is job for job in others), "others noticed"
+        restart = fx.StartCopier(fx.CopierId(copier), b"")
+        self.world.begin(restart, "not now" if copier and number % 32 == 0 else None)
         self.settle()
 
     @rule(number=numbers)
@@ -375,16 +375,17 @@ class CoreMachine(RuleBasedStateMachine):
         if self.stuck and number % 2 == 0:
             self.see_stuck_die(min(self.stuck))
 
-    def see_stuck_die(self, life: int) -> None:
+    def see_stuck_die(self, which: tuple[int, int]) -> None:
         """Until the very end it may write where it was told to."""
-        for job in self.stuck.pop(life):
+        for job in self.stuck.pop(which):
             shadow, claimed = self.world.extents[job.extent], self.world.claimed()
             assert not shadow.removed
             for slot, part in self.world.targets(job):
                 assert shadow.records[slot] is None, "published under a stuck copier"
                 assert (job.extent, slot) not in claimed, "read under a stuck copier"
                 shadow.content[slot][part] = "torn"
-        self.world.core.copier_gone(fx.HOST_COPIER, life, self.world.now_ns)
+        copier, life = which
+        self.world.core.copier_gone(fx.CopierId(copier), life, self.world.now_ns)
         self.settle()
 
     @invariant()
@@ -395,19 +396,14 @@ class CoreMachine(RuleBasedStateMachine):
         """When all engines are gone and every copy ended, nothing is held for anybody."""
         for engine in list(self.alive):
             engine.die()
-        for life in list(self.stuck):
-            self.see_stuck_die(life)
+        for which in list(self.stuck):
+            self.see_stuck_die(which)
         for _ in range(10_000):
             while self.world.jobs:
                 self.world.finish(next(iter(self.world.jobs)))
             pending, self.world.pending = self.world.pending, []
             for effect in pending:
-                if isinstance(effect, fx.CreateExtent):
-                    self.world.create(effect)
-                elif isinstance(effect, fx.OpenPool):
-                    self.world.open(effect)
-                elif isinstance(effect, fx.ClosePool):
-                    self.world.close(effect)
+                self.world.act(effect)
             self.world.pump()
             if not (self.world.jobs or self.world.pending):
                 break
@@ -427,6 +423,11 @@ class CoreMachine(RuleBasedStateMachine):
             "arena_quarantined_bytes",
         ):
             assert stats[name] == 0, (name, stats[name])
+        self.world.step(IDLE_NS)
+        self.world.auto_copiers = True
+        self.world.core.tick(self.world.now_ns)
+        self.world.pump()
+        assert self.world.core.stats()["device_copiers"] == 0
         self.world.core.check_integrity()
 
 

@@ -38,7 +38,7 @@ def test_registrations_that_are_wrong_are_refused() -> None:
     cuda = CudaIpcMemory(
         handle=b"h" * 64, device_uuid=b"u" * 16, base_offset_bytes=0, size_bytes=PAGE
     )
-    assert a.error(changed(memory=cuda)) is ErrorCode.UNSUPPORTED
+    assert a.error(changed(memory=cuda)) is ErrorCode.POOL_INVALID  # pages that reach outside
     assert world.core.stats()["sessions"] == 0
     assert world.core.stats()["namespaces"] == 0
     assert a.ask(good).session == 1
@@ -229,3 +229,18 @@ def test_a_dropped_peer_gets_no_more_replies_and_its_stores_end() -> None:
     assert a.error(m.Ping()) is ErrorCode.UNAUTHENTICATED
     a.hello()
     assert a.commit(1, 3).published == 3
+
+
+def test_extents_are_passed_in_order_of_their_last_use_most_used_first() -> None:
+    world = World(config(extents=4, slots=2))
+    a = world.engine("a")
+    a.register(namespace())
+    for number in range(4):
+        assert a.save(chain(f"x{number}", 2)) == 2
+        world.step(SECOND)
+    lease = a.lookup(chain("x1", 2)).lease
+    a.retrieve(chain("x1", 2), lease, 0, 2)
+    world.log.clear()
+    world.engine("b").register(namespace())
+    given = [effect for effect in world.log if isinstance(effect, fx.GiveExtent)]
+    assert [effect.geometry.extent for effect in given] == [2, 4, 3, 1]

@@ -70,9 +70,13 @@ class World:
     auto_pools: bool = True
     auto_copies: bool = True
     auto_map: bool = True
+    auto_copiers: bool = True
     extents: dict[int, ExtentShadow] = field(default_factory=dict)
     jobs: dict[int, fx.StartCopy] = field(default_factory=dict)
     pools: dict[int, int] = field(default_factory=dict)
+    #: Copier of each pool that is open, and copiers that run.
+    copier_of: dict[int, int] = field(default_factory=dict)
+    running: set[int] = field(default_factory=lambda: {fx.HOST_COPIER})
     pending: list[fx.Effect] = field(default_factory=list)
     log: list[fx.Effect] = field(default_factory=list)
     engines: dict[int, Engine] = field(default_factory=dict)
@@ -90,6 +94,8 @@ class World:
             fx.KeepNamespace: self._keep,
             fx.DropNamespace: self._drop,
             fx.CreateExtent: lambda effect: self._later(effect, self.auto_extents, self.create),
+            fx.StartCopier: lambda effect: self._later(effect, self.auto_copiers, self.begin),
+            fx.StopCopier: lambda effect: self._later(effect, self.auto_copiers, self.end),
             fx.OpenPool: lambda effect: self._later(effect, self.auto_pools, self.open),
             fx.ClosePool: lambda effect: self._later(effect, self.auto_pools, self.close),
             fx.StartCopy: self.start_copy,
@@ -180,6 +186,20 @@ class World:
         else:
             self.pending.append(effect)
 
+    def act(self, effect: fx.Effect, error: str | None = None) -> None:
+        """Ends what the core waits for; what can fail may fail."""
+        if isinstance(effect, fx.CreateExtent):
+            self.create(effect, error)
+        elif isinstance(effect, fx.OpenPool):
+            self.open(effect, error)
+        elif isinstance(effect, fx.StartCopier):
+            self.begin(effect, error)
+        elif isinstance(effect, fx.StopCopier):
+            self.end(effect)
+        else:
+            assert isinstance(effect, fx.ClosePool)
+            self.close(effect)
+
     def create(self, effect: fx.CreateExtent, error: str | None = None) -> None:
         geometry = effect.geometry
         if self.killed:
@@ -199,16 +219,60 @@ class World:
     def open(self, effect: fx.OpenPool, error: str | None = None) -> None:
         if self.killed:
             return
+        assert effect.copier in self.running, "a copier that is down is asked for a pool"
         if error is None:
             self.pools[effect.handle] = effect.process
+            self.copier_of[effect.handle] = effect.copier
         self.core.pool_opened(effect.handle, error, self.now_ns)
 
     def close(self, effect: fx.ClosePool) -> None:
         if self.killed:
             return
         assert not any(job.pool == effect.handle for job in self.jobs.values()), "closed in use"
+        assert self.copier_of.pop(effect.handle) == effect.copier, "asked of another copier"
         del self.pools[effect.handle]
         self.core.pool_closed(effect.handle, self.now_ns)
+
+    # --- copiers of devices ---------------------------------------------------------------
+
+    def begin(self, effect: fx.StartCopier, error: str | None = None) -> None:
+        """A device's copier starts, or cannot; that is tried again until it is to end."""
+        if error is None:
+            self.running.add(effect.copier)
+            self.core.copier_ready(effect.copier, self.now_ns)
+        else:
+            self.pending.append(effect)
+            self.core.copier_refused(effect.copier, error, self.now_ns)
+
+    def end(self, effect: fx.StopCopier) -> None:
+        assert effect.copier not in self.copier_of.values(), "ended with pools"
+        if effect.copier in self.running:
+            self.lose(effect.copier)
+        self.pending = [
+            one
+            for one in self.pending
+            if not (isinstance(one, fx.StartCopier) and one.copier == effect.copier)
+        ]
+        self.core.copier_ended(effect.copier, self.now_ns)
+
+    def lose(self, copier: int, stuck_life: int = 0) -> list[fx.StartCopy]:
+        """A copier dies, or is killed and does not die; returns what it was at."""
+        had = [job for job in self.jobs.values() if job.copier == copier]
+        self.jobs = {number: job for number, job in self.jobs.items() if job.copier != copier}
+        gone = [handle for handle, one in self.copier_of.items() if one == copier]
+        for handle in gone:
+            del self.pools[handle], self.copier_of[handle]
+        self.pending = [
+            one
+            for one in self.pending
+            if not (isinstance(one, fx.OpenPool | fx.ClosePool) and one.copier == copier)
+        ]
+        self.running.discard(copier)
+        if stuck_life:
+            self.core.copier_stuck(fx.CopierId(copier), stuck_life, self.now_ns)
+        else:
+            self.core.copier_lost(fx.CopierId(copier), self.now_ns)
+        return had
 
     # --- copies and records ---------------------------------------------------------------
 
@@ -225,6 +289,8 @@ class World:
         shadow = self.extents[job.extent]
         assert not shadow.removed, "a copy into a removed extent"
         assert job.pool in self.pools, "a copy from a pool that is not open"
+        assert self.copier_of[job.pool] == job.copier, "a copy by another device's copier"
+        assert job.job not in self.jobs, "two jobs of one number"
         claimed = self.claimed()
         for stranger in self.strangers:
             assert job.extent not in stranger.extents, "a copy into what others may touch"
