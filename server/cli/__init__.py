@@ -15,6 +15,7 @@ from protocol import __version__
 #: Command name to the module that defines it as ``command``. A further command is one line here.
 COMMANDS: Mapping[str, str] = {
     "bench": "server.cli.bench",
+    "doctor": "server.cli.doctor",
     "launch": "server.cli.launch",
     "stats": "server.cli.stats",
 }
