@@ -51,13 +51,17 @@ def accept(
     if sizes.size and int(sizes.min()) <= 0:
         raise _refused("a size that is not positive")
     _check_overlaps(targets, sources, sizes)
-    is_to_device = direction is Direction.TO_DEVICE
-    near, far = (targets, sources) if is_to_device else (sources, targets)
-    for address, other, size in zip(near.tolist(), far.tolist(), sizes.tolist(), strict=True):
-        place = memory.find(address, size)
-        if place is None or place.is_host or not sees(place):
-            raise _refused(f"{size} bytes at {address:#x} are not memory of the device")
-        _check_far_end(memory.find(other, size), other, size, not is_to_device, sees)
+    near, far = (targets, sources) if direction is Direction.TO_DEVICE else (sources, targets)
+    places, is_known = memory.find_all(near, sizes)
+    if not is_known.all() or not all(not place.is_host and sees(place) for place in places):
+        raise _refused("an end that must be memory of the device is not")
+    places, is_known = memory.find_all(far, sizes)
+    if not is_known.all():
+        raise _refused("host memory that is not page-locked")
+    if not all(place.is_host or sees(place) for place in places):
+        raise _refused("memory of a device that is out of reach")
+    if direction is Direction.TO_HOST and not all(place.is_writable for place in places):
+        raise _refused("a target that is page-locked for reading only")
     return Batch(targets, sources, sizes)
 
 
@@ -87,33 +91,18 @@ def _pieces(target: int, source: int, size: int) -> list[tuple[int, int, int]]:
     return [(target + at, source + at, min(step, size - at)) for at in range(0, size, step)]
 
 
-def _check_far_end(
-    place: Range | None, address: int, size: int, is_target: bool, sees: Callable[[Range], bool]
-) -> None:
-    if place is None:
-        raise _refused(f"{size} bytes at {address:#x} are not page-locked")
-    if not place.is_host and not sees(place):
-        raise _refused(f"{size} bytes at {address:#x} are memory of a device that is out of reach")
-    if is_target and not place.is_writable:
-        raise _refused(f"{size} bytes at {address:#x} are page-locked for reading only")
-
-
 def _check_overlaps(
     targets: NDArray[np.int64], sources: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> None:
-    """No target byte may be another copy's target or anybody's source."""
+    """No target byte may be another copy's target, or anybody's source."""
     order = np.argsort(targets)
     begins, ends = targets[order], (targets + sizes)[order]
     if np.any(begins[1:] < ends[:-1]):
         raise _refused("targets overlap")
-    at = np.searchsorted(begins, sources, side="right")
-    has_before = at > 0
-    hits_before = has_before & (ends[np.maximum(at - 1, 0)] > sources) if sizes.size else has_before
-    has_behind = at < begins.size
-    last = max(begins.size - 1, 0)
-    if sizes.size and np.any(
-        hits_before | (has_behind & (begins[np.minimum(at, last)] < sources + sizes))
-    ):
+    # Targets are apart now, so those that a source touches lie between these two.
+    first = np.searchsorted(ends, sources, side="right")
+    last = np.searchsorted(begins, sources + sizes, side="left")
+    if np.any(first < last):
         raise _refused("a source overlaps a target")
 
 

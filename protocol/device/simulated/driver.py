@@ -209,17 +209,19 @@ def _map(holding: ledger.Holding, kind: MemoryKind, owner: int, seen_by: int) ->
 
 
 _drivers: dict[Path, Driver] = {}
-_drivers_lock = threading.Lock()
+_drivers_lock = threading.RLock()
 
 
 def current() -> Driver | None:
     """The process's driver for the folder that the environment names; None where it names none."""
-    how = settings.from_environment() if settings.FOLDER in os.environ else None
-    if how is None:
+    name = os.environ.get(settings.FOLDER, "")
+    if not name:
         return None
     with _drivers_lock:
-        driver = _drivers.get(how.folder)
+        driver = _drivers.get(Path(name))
         if driver is None:
+            how = settings.from_environment()
+            assert how is not None
             driver = _drivers[how.folder] = Driver(how)
         return driver
 

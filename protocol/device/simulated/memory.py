@@ -96,6 +96,26 @@ class Memory:
         with self._changed:
             return self._find(address, num_bytes)
 
+    def find_all(
+        self, addresses: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[list[Range], NDArray[np.bool_]]:
+        """The ranges that many pieces lie in.
+
+        Args:
+            addresses: int64[n].
+            sizes: int64[n], bytes.
+
+        Returns:
+            each range that some piece begins in, once; bool[n], whether the piece lies in one.
+        """
+        with self._changed:
+            if not self._ranges:
+                return [], np.zeros(addresses.shape, dtype=np.bool_)
+            at = np.searchsorted(self._bases, addresses, side="right") - 1
+            ends = np.array([one.end for one in self._ranges], dtype=np.int64)
+            is_inside = (at >= 0) & (addresses + sizes <= ends[at])
+            return [self._ranges[index] for index in np.unique(at[is_inside])], is_inside
+
     def ranges(self) -> list[Range]:
         """All, by address."""
         with self._changed:
