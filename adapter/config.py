@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from adapter import trtllm_api
+from adapter import sharing, trtllm_api
 from adapter.loadmode import AUTO, CHOICES
 from adapter.serverurl import (
     ENV_SERVER_URL,
@@ -39,6 +39,7 @@ ENV_CHUNK_TOKENS: Final = "TRTLLM_KVKEEP_CHUNK_TOKENS"
 ENV_HELD_PERCENT: Final = "TRTLLM_KVKEEP_HELD_PAGES_PERCENT"
 ENV_BUDGET_MS: Final = "TRTLLM_KVKEEP_QUERY_BUDGET_MS"
 ENV_LOAD_MODE: Final = "TRTLLM_KVKEEP_LOAD_MODE"
+ENV_STAGING: Final = "TRTLLM_KVKEEP_STAGING"
 
 CONNECTOR_MODULE: Final = "adapter.connector"
 SCHEDULER_CLASS: Final = "KvkeepConnectorScheduler"
@@ -59,6 +60,7 @@ class Settings:
         held_percent: share of the pool that finished requests may hold for saves, in percent.
         query_budget_s: longest wait of all queries of one executor iteration together, seconds.
         load_mode: one of ``loadmode.CHOICES``.
+        staging: one of ``sharing.CHOICES``.
     """
 
     server: ServerUrl
@@ -68,6 +70,7 @@ class Settings:
     held_percent: int = 5
     query_budget_s: float = 0.02
     load_mode: str = AUTO
+    staging: str = sharing.AUTO
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
         held_percent=_integer(environ, ENV_HELD_PERCENT, 5, 0, 100, "percent"),
         query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, 1000, "milliseconds") / 1000,
         load_mode=_choice(environ, ENV_LOAD_MODE, AUTO, CHOICES),
+        staging=_choice(environ, ENV_STAGING, sharing.AUTO, sharing.CHOICES),
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from adapter import embedded, refusals, trtllm_api
+from adapter import embedded, refusals, sharing, trtllm_api
 from adapter.config import Settings, read_settings
 from adapter.device import capture_device
 from adapter.geometry import Geometry
@@ -27,20 +27,22 @@ from adapter.link import Link, LinkConfig
 from adapter.loadmode import LoadMode, resolve
 from adapter.metadata import EngineCard
 from adapter.openoffers import QUIET_S
-from adapter.pagememory import Export, PageMemory
+from adapter.pagememory import PageMemory
 from adapter.poolshape import CacheShape
 from adapter.refusals import UncachedError
 from adapter.rendezvous import MEETING_POINT, Party, Role
-from adapter.ring import StagingRing
 from adapter.saver import Saver
+from adapter.sharing import Shared
 from protocol import __version__
-from protocol.errors import KvkeepError
+from protocol.errors import ErrorCode, KvkeepError
 from protocol.ids import ID_BYTES, InstanceId
-from protocol.layout import ShardPool
 from protocol.namespace import Namespace
 
 LOGGER: Final = logging.getLogger("kvkeep")
 _CLOSE_S: Final = 2.0
+
+_NOT_OPENED: Final = (ErrorCode.POOL_INVALID, ErrorCode.UNSUPPORTED)
+"""How a server refuses a handle that it cannot open, or knows nothing of handles."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Prepared:
         namespace: identity of the KV bytes, the same on all ranks.
         geometry: of this rank's pages.
         memory: the pages' bytes.
+        shared: what the server is given to read.
         load_mode: how offers are made and loaded.
         has_layout: a V2 layout described the cache.
         enter_device: makes the engine's device the calling thread's.
@@ -78,6 +81,7 @@ class Prepared:
     namespace: Namespace
     geometry: Geometry
     memory: PageMemory
+    shared: Shared
     load_mode: LoadMode
     has_layout: bool
     enter_device: Callable[[], None]
@@ -165,10 +169,17 @@ class Engine(Party):
             LOGGER.warning("kvkeep: %s", why)
         for note in refusals.notes(self.llm_args):
             LOGGER.info("kvkeep: %s", note)
-        if memory.why_private:
-            LOGGER.info("kvkeep: saves go through a staging ring: %s", memory.why_private)
+        by_layer = mode is LoadMode.LAYERWISE
+        shared = sharing.choose(memory, geometry, self.settings.staging, by_layer=by_layer)
+        LOGGER.info("kvkeep: %s", shared.says)
         self._prepared = Prepared(
-            namespace, geometry, memory, mode, bool(shape.tokens_per_block), capture_device()
+            namespace,
+            geometry,
+            memory,
+            shared,
+            mode,
+            bool(shape.tokens_per_block),
+            capture_device(memory.device),
         )
         if geometry.rank == 0:
             self._lead(self._prepared, is_adp)
@@ -215,9 +226,6 @@ class Engine(Party):
             OSError: no memory, or no descriptors.
         """
         geometry, memory = prepared.geometry, prepared.memory
-        ring, export = None, memory.export
-        if export is None or prepared.load_mode is LoadMode.LAYERWISE:
-            ring = StagingRing(geometry)
         link = Link(
             LinkConfig(
                 url=url,
@@ -225,15 +233,11 @@ class Engine(Party):
                 client=f"kvkeep adapter {__version__} pid {os.getpid()}",
                 call_budget_s=self.settings.query_budget_s,
                 quiet_s=QUIET_S,
+                device=memory.device,
             )
         )
         if geometry.rank == 0:
             link.offers.lead()
-        try:
-            _register(link, prepared, ring, export)
-        except OSError:
-            link.close(0)
-            raise
         saver = Saver(
             link,
             geometry,
@@ -241,9 +245,14 @@ class Engine(Party):
             self.journal,
             prepared.enter_device,
             memory=memory,
-            ring=ring,
+            ring=prepared.shared.ring,
             by_layer=prepared.load_mode is LoadMode.LAYERWISE,
         )
+        try:
+            _register(link, prepared, prepared.shared, saver)
+        except OSError:
+            link.close(0)
+            raise
         link.start()
         saver.start()
         with self._lock:
@@ -310,37 +319,49 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
     return MEETING_POINT.meet(llm_args, role, member, Engine, found)
 
 
-def _register(
-    link: Link, prepared: Prepared, ring: StagingRing | None, export: Export | None
-) -> None:
-    """Tells the link what the server may read: the ring where there is one, else the pool."""
-    geometry = prepared.geometry
-    if ring is not None:
-        pools, fd, num_bytes = ring.shard_pools(geometry.shards), ring.fd, ring.num_bytes
-    elif export is not None:
-        fd, num_bytes = export.fd, export.num_bytes
-        pools = tuple(
-            ShardPool(shard=shard, num_pages=group.num_pages, regions=regions)
-            for shard, group, regions in zip(
-                geometry.shards, geometry.groups, export.regions, strict=True
-            )
-        )
-    else:
-        return
+def _register(link: Link, prepared: Prepared, shared: Shared, saver: Saver) -> None:
+    """Tells the link what the server may read."""
+    instead = partial(_stage_instead, link, prepared, saver) if shared.may_stage else None
     link.register(
         prepared.namespace,
-        geometry.rank,
-        fd,
-        num_bytes,
-        pools,
-        is_ring=ring is not None,
-        owner=prepared.memory if ring is None else ring,
+        prepared.geometry.rank,
+        shared.fd,
+        shared.num_bytes,
+        shared.pools,
+        is_ring=shared.ring is not None,
+        owner=prepared.memory if shared.ring is None else shared.ring,
+        handle=shared.handle,
+        on_refused=instead,
     )
 
 
+def _stage_instead(link: Link, prepared: Prepared, saver: Saver, error: KvkeepError) -> bool:
+    """A server cannot open the pool's handle: registers a ring. Runs in the keeper's thread.
+
+    An isolated container, a part of a device and whatever else stands between two processes is
+    seen only when the server tries. It has nothing of the pool then.
+
+    Returns:
+        False when the refusal was about something else, or there is no ring to be had.
+    """
+    if error.code not in _NOT_OPENED:
+        return False
+    why = f"the server cannot read the pool itself: {error.message}"
+    try:
+        shared = sharing.staged(prepared.memory, prepared.geometry, why)
+        if shared.ring is not None:
+            saver.use_ring(shared.ring)
+        _register(link, prepared, shared, saver)
+    except (KvkeepError, OSError) as problem:
+        LOGGER.warning("kvkeep: %s", problem)
+        return False
+    LOGGER.info("kvkeep: %s", shared.says)
+    return True
+
+
 def _close(link: Link, saver: Saver, closers: list[Callable[[], None]]) -> bool:
-    saver.stop(_CLOSE_S)
+    has_stopped = saver.stop(_CLOSE_S)
     is_acknowledged = link.close(_CLOSE_S)
     for closer in closers:
         closer()
-    return is_acknowledged
+    return is_acknowledged and has_stopped

@@ -1,5 +1,7 @@
 """Registers this rank's pool with one server: pass the descriptor, then REGISTER_KV_CACHE.
 
+Device memory has no descriptor: its handle goes in the message.
+
 Must not know: sockets, threads, what follows a registration. Runs in: the keeper's thread.
 """
 
@@ -22,7 +24,7 @@ from protocol.errors import (
     code_of,
 )
 from protocol.ids import ID_BYTES, PoolId
-from protocol.layout import MemfdMemory, Memory, RingMemory, ShardPool
+from protocol.layout import CudaIpcMemory, MemfdMemory, Memory, RingMemory, ShardPool
 from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply
 from protocol.namespace import Namespace
 from protocol.side import PoolOffer, SideError
@@ -65,11 +67,14 @@ class Registration:
     Attributes:
         namespace: identity of the KV bytes.
         rank: of this process.
-        memory: sealed memfd; None for a reader.
+        memory: sealed memfd; None for a reader, and with a handle.
         memory_bytes: its length.
         pools: where the pages lie.
         is_ring: the memory is the engine's staging ring, its pages are slots of it.
         owner: lives as long as a server may read the memory.
+        handle: device memory, in place of ``memory``.
+        on_refused: told, in the keeper's thread, of a server that refuses it for good; True when
+            another registration has taken its place.
     """
 
     namespace: Namespace
@@ -79,6 +84,8 @@ class Registration:
     pools: tuple[ShardPool, ...]
     is_ring: bool = False
     owner: object = None
+    handle: CudaIpcMemory | None = None
+    on_refused: Callable[[KvkeepError], bool] | None = None
 
 
 class Stage(Enum):
@@ -101,7 +108,7 @@ class Enrolment:
         reply: the server's answer once ENROLLED.
         error: why it was REFUSED, or what is wrong while it is tried again.
         must_rejoin: the server does not know this connection; begin with a new one.
-        gave_pool: whether the pool's descriptor was passed to the server.
+        gave_pool: whether the pool's descriptor or handle was passed to the server.
         in_the_way: number of a session of this rank that stands although it is not ours to use,
             most likely because its reply never reached us; it must be ended, over another side
             connection, so that nothing is offered under it meanwhile. None for none.
@@ -168,7 +175,7 @@ class Enrolment:
 
     def _ask(self) -> None:
         wanted = self.registration
-        memory: Memory | None = None
+        memory: Memory | None = wanted.handle
         if wanted.memory is not None:
             kind = RingMemory if wanted.is_ring else MemfdMemory
             memory = kind(pool=self._pool, size_bytes=wanted.memory_bytes)
@@ -176,6 +183,7 @@ class Enrolment:
             namespace=wanted.namespace, rank=wanted.rank, memory=memory, pools=wanted.pools
         )
         if self._calls.send(body, REGISTER_S, self._on_reply):
+            self.gave_pool = self.gave_pool or memory is not None
             self.stage = Stage.ASKED
 
     def pool_accepted(self, pool: bytes) -> None:

@@ -1,8 +1,10 @@
 """Extents mapped into this process, read-only, by server epoch and extent id.
 
 An extent stays mapped while a load uses it, whatever the server says meanwhile; those of a server
-that is gone stay until none of its offers is open any more and nobody uses them (fault P01). Extent
-ids repeat from one arena to the next, so the epoch is part of the name.
+that is gone stay until none of its offers is open any more and nobody uses them (fault P01). Where
+loads are made by a device, an extent is page-locked for it before it is entered here, and as long
+as it is mapped (fault P18). Extent ids repeat from one arena to the next, so the epoch is part of
+the name.
 
 Must not know: sockets, who evicts. Any thread may hold extents; the mapper's thread adds and
 closes them.
@@ -10,8 +12,10 @@ closes them.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.device.interface import DeviceError, Pinned
 from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry
 from protocol.ids import Epoch
 
@@ -51,6 +56,7 @@ class MappedExtent:
         self.num_users = 0
         self.is_taken = False
         self._mapping: mmap.mmap | None = mapping
+        self._unpin: weakref.finalize[..., MappedExtent] | None = None
 
     @property
     def num_slots(self) -> int:
@@ -70,14 +76,37 @@ class MappedExtent:
             raise IndexError(f"slot {slot} is not within 0..{self.geometry.num_slots - 1}")
         return int(self.generations[slot])
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a device may read it."""
+        return self._unpin is not None and self._unpin.alive
+
+    def pinned_by(self, pinned: Pinned) -> None:
+        """Takes over a page-lock on the whole mapping, which ends before the mapping does.
+
+        Args:
+            pinned: of exactly this extent's bytes.
+        """
+        # Also when the extent is forgotten without a close; not at the end of the process, which
+        # ends the lock by itself and whose driver may be gone by then.
+        self._unpin = weakref.finalize(self, _end_pin, pinned, self._mapping)
+        self._unpin.atexit = False
+
+    def unpin(self) -> None:
+        """Ends the page-lock; nobody uses the extent. Idempotent. May take long."""
+        unpin, self._unpin = self._unpin, None
+        if unpin is not None:
+            unpin()
+
     def close(self) -> bool:
-        """Unmaps the file. The table calls it, once nobody uses the extent.
+        """Unmaps the file. The mapper calls it, once nobody uses the extent.
 
         Returns:
             False when somebody still holds an array over it; try again later.
         """
         if self._mapping is None:
             return True
+        self.unpin()
         self.view = np.empty(0, dtype=np.uint8)
         self.generations = np.empty(0, dtype=np.uint64)
         try:
@@ -86,6 +115,13 @@ class MappedExtent:
             return False
         self._mapping = None
         return True
+
+
+def _end_pin(pinned: Pinned, mapping: object) -> None:
+    # The mapping comes along as an argument, so that it outlives the lock.
+    del mapping
+    with contextlib.suppress(DeviceError):  # a device that failed holds no lock that matters
+        pinned.close()
 
 
 class ExtentTable:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from adapter.pagememory import Export, GroupPages, LayerSlice, PageMemory, PagePart
+from adapter.pagememory import Export, GroupPages, LayerSlice, PageMemory
 from adapter.pages import SharedPool, find_pool
-from adapter.poolshape import CacheShape, GroupShape, memory_of
+from adapter.poolshape import CacheShape, GroupShape, Span, memory_of
 from adapter.refusals import UncachedError
 from protocol import limits
+from protocol.device.interface import Device
 from protocol.layout import Region
 
 _KEY, _VALUE = "key", "value"
@@ -197,19 +198,32 @@ def _memory(layout: Any, groups: Sequence[_Group]) -> PageMemory:
     device = getattr(layout, "device", "")
     device = str(getattr(device, "type", device) or "")
     shared = find_pool(begin, end - begin) if device in ("cpu", "") else None
-    pages, why = [], ""
+    pages, spans = [], []
     for group in groups:
-        parts = []
-        for strip in group.strips:
-            span = memory_of(strip.base, strip.end - strip.base, device, layout)
-            why = why or span.why_private
-            parts.append(PagePart(span.flat, strip.size, strip.stride))
-        pages.append(GroupPages(tuple(parts), group.strips[0].num_slots))
+        own = [
+            memory_of(strip.base, strip.end - strip.base, device, layout) for strip in group.strips
+        ]
+        spans += own
+        both = zip(own, group.strips, strict=True)
+        parts = tuple(span.part(strip.size, strip.stride) for span, strip in both)
+        pages.append(GroupPages(parts, group.strips[0].num_slots))
+    owner = _owner(spans)
     export = None if shared is None else _export(shared, groups)
-    if export is None:
-        why = why or "its regions lie in several shared pools"
-    layers = _layers(groups)
-    return PageMemory(tuple(pages), export, "" if export else why, layers, (layout, shared))
+    why = next((span.why_private for span in spans if span.why_private), "")
+    if export is not None or owner is not None:
+        why = ""
+    elif not why:
+        why = "its regions lie in several shared pools"
+    keep = (layout, shared)
+    return PageMemory(tuple(pages), export, why, _layers(groups), keep, owner)
+
+
+def _owner(spans: Iterable[Span]) -> Device | None:
+    """The one device of all regions; None when they are host memory."""
+    owners = {None if span.device is None else span.device.uuid: span.device for span in spans}
+    if len(owners) > 1:
+        raise UncachedError("the layout's regions lie on several devices")
+    return next(iter(owners.values()))
 
 
 def _export(pool: SharedPool, groups: Sequence[_Group]) -> Export:

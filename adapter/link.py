@@ -29,9 +29,10 @@ from adapter.openoffers import OpenOffers
 from adapter.outbox import EndNotice, Notice, Outbox, ReleaseNotice
 from adapter.wake import Wake
 from protocol import endpoint as endpoints
+from protocol.device.interface import Device
 from protocol.errors import KvkeepError
 from protocol.ids import InstanceId, LeaseId, RequestKey
-from protocol.layout import ShardPool
+from protocol.layout import CudaIpcMemory, ShardPool
 from protocol.namespace import Namespace
 
 __all__ = ["Joined", "Link", "LinkConfig"]
@@ -60,6 +61,7 @@ class LinkConfig:
         quiet_s: extents of a server that is gone stay mapped after the next one took us in until
             ``Link.offers`` says that no offer can be loaded from them any more; for lack of news
             from there, this long.
+        device: that makes the loads, so extents are page-locked for it; None for host memory.
     """
 
     url: str
@@ -68,6 +70,7 @@ class LinkConfig:
     call_budget_s: float = 0.02
     connect_timeout_s: float = 2.0
     quiet_s: float = 10.0
+    device: Device | None = None
 
 
 class Link:
@@ -96,7 +99,7 @@ class Link:
         self._is_started = False
         self._is_closed = False
         self._table = ExtentTable(self._kick_mapper)
-        self._mapper = Mapper(self._table, self._journal, self._wake.set)
+        self._mapper = Mapper(self._table, self._journal, self._wake.set, config.device)
         self._offers = OpenOffers(self._wake.set)
         self._formers = Formers(self._table, self._mapper, self._offers, config.quiet_s)
         household = Household(
@@ -133,6 +136,8 @@ class Link:
         pools: tuple[ShardPool, ...],
         is_ring: bool = False,
         owner: object = None,
+        handle: CudaIpcMemory | None = None,
+        on_refused: Callable[[KvkeepError], bool] | None = None,
     ) -> None:
         """Says what to register with every server that comes along; returns at once.
 
@@ -140,18 +145,21 @@ class Link:
             namespace: identity of the KV bytes.
             rank: this process's rank.
             memory_fd: sealed memfd of the pool, duplicated here; None for a reader that only
-                loads.
-            memory_bytes: length of that memory; 0 without one.
+                loads, and with a handle.
+            memory_bytes: length of the memory; 0 without any.
             pools: where the pages of each shard lie in it.
             is_ring: the memory is the staging ring, its pages are slots of it.
             owner: whatever must not be freed while a server may read the memory.
+            handle: device memory, in place of a descriptor.
+            on_refused: told, in the keeper's thread, of a server that refuses this for good; it
+                may register something else, and then returns True. Must not hold the engine.
 
         Raises:
             OSError: the descriptor is none.
         """
         memory = None if memory_fd is None else PoolFd(memory_fd)
         self._orders.registration = Registration(
-            namespace, rank, memory, memory_bytes, pools, is_ring, owner
+            namespace, rank, memory, memory_bytes, pools, is_ring, owner, handle, on_refused
         )
         self._wake.set()
 

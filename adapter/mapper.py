@@ -2,7 +2,8 @@
 
 Populating takes about 0.3 s per GiB and must delay neither heartbeats nor releases, and it must
 not hold the GIL: Python's own ``mmap.madvise`` and the unmapping of a populated gigabyte would. So
-both go through ctypes, in steps.
+both go through ctypes, in steps. Where loads are made by a device, an extent is page-locked before
+it is reported, with a pause before the next one, and unlocked before it is unmapped.
 
 Must not know: sockets. Runs in: the mapper's thread; the keeper's thread gives it work and takes
 its reports.
@@ -15,6 +16,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ import numpy as np
 
 from adapter.extents import ExtentTable, MappedExtent
 from adapter.journal import Journal
+from adapter.pinning import Pinner
 from protocol import extents as extent_format
+from protocol.device.interface import Device
 from protocol.errors import KvkeepError
 from protocol.ids import ArenaId, Epoch, Fingerprint, SessionId
 from protocol.side import ExtentGiven
@@ -74,7 +78,13 @@ class MapReport:
 class Mapper:
     """The mapping thread and its two queues, bounded by the extents that a server may give."""
 
-    def __init__(self, table: ExtentTable, journal: Journal, on_report: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        table: ExtentTable,
+        journal: Journal,
+        on_report: Callable[[], None],
+        device: Device | None = None,
+    ) -> None:
         """Starts nothing.
 
         Args:
@@ -82,10 +92,12 @@ class Mapper:
             journal: counters.
             on_report: called, on the mapper's thread, when ``take_reports`` has something, or
                 something was unmapped.
+            device: that makes the loads; None when host code does.
         """
         self._table = table
         self._journal = journal
         self._on_report = on_report
+        self._pinner = None if device is None else Pinner(device, journal)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         self._wanted = threading.Condition()
@@ -168,12 +180,18 @@ class Mapper:
 
     def _run(self) -> None:
         is_waiting_for_arrays = False
+        if self._pinner is not None:
+            self._pinner.enter()
         while True:
             with self._wanted:
-                if not (self._to_map or self._look_again or self._stopping):
-                    self._wanted.wait(RETRY_CLOSE_S if is_waiting_for_arrays else None)
+                pause_s = self._pause_s() if self._to_map else None
+                if pause_s != 0 and not (self._look_again or self._stopping):
+                    retry_s = RETRY_CLOSE_S if is_waiting_for_arrays else None
+                    times = [wait_s for wait_s in (pause_s, retry_s) if wait_s is not None]
+                    self._wanted.wait(min(times, default=None))
                 self._look_again = False
-                job = self._to_map.popleft() if self._to_map else None
+                is_due = self._stopping or self._pause_s() == 0
+                job = self._to_map.popleft() if self._to_map and is_due else None
                 self._mapping = job[0].epoch if job is not None else None
                 is_last_turn = self._stopping
             if job is not None and is_last_turn:
@@ -189,6 +207,12 @@ class Mapper:
             if is_last_turn and job is None:
                 return
 
+    def _pause_s(self) -> float:
+        """How long no extent is to be mapped, in seconds."""
+        if self._pinner is None:
+            return 0.0
+        return max(0.0, self._pinner.not_before_s - time.monotonic())
+
     def _map(self, origin: Origin, given: ExtentGiven, fd: int) -> None:
         try:
             if self._table.is_retired(origin.epoch):
@@ -201,7 +225,7 @@ class Mapper:
             return
         finally:
             os.close(fd)
-        if not self._populate(extent):
+        if not self._populate(extent) or not self._pin(origin, extent):
             extent.close()
             return
         with self._wanted:
@@ -260,10 +284,23 @@ class Mapper:
             return False
         return True
 
+    def _pin(self, origin: Origin, extent: MappedExtent) -> bool:
+        """Has the device read it, if one makes the loads; False when that is in vain."""
+        if self._pinner is None:
+            return True
+        with self._wanted:
+            # Taken back, or its server left, while it was populated: not worth the driver's time.
+            is_in_vain = (origin.epoch, extent.geometry.extent) in self._to_unmap
+        is_in_vain = is_in_vain or self._stopping or self._table.is_retired(origin.epoch)
+        return not is_in_vain and self._pinner.pin(extent)
+
     def _close_idle(self) -> bool:
         """Unmaps what can be. True when an array over an extent keeps it mapped."""
         is_waiting = has_closed = False
         for extent in self._table.idle_taken():
+            if extent.is_pinned:
+                extent.unpin()
+                self._journal.count("extents_unpinned")
             self._unpopulate(extent)
             if extent.close():
                 self._table.remove(extent)

@@ -16,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adapter.devices import locate
 from adapter.pagememory import Export, GroupPages, LayerSlice, PageMemory, PagePart
 from adapter.pages import SharedPool, find_pool
 from adapter.refusals import UncachedError
 from protocol import limits
+from protocol.device.interface import Device, DeviceError
 from protocol.layout import Region
 
 _CU_IS_MANAGED: Final = 8
@@ -155,14 +157,15 @@ def read_tensor(tensor: Any) -> tuple[CacheShape, PageMemory]:
         tensor: ``[num_blocks, num_layers, kv_factor, elements]``. Source: host contract §7.
 
     Returns:
-        The description, and memory that the server can map itself if it is a shared pool.
+        The description, and the memory, with its device, or as bytes that the server can map
+        itself if it is a shared pool.
 
     Raises:
         UncachedError: a shape that is not understood, or memory that this process cannot reach.
     """
     shape = PoolShape.of(tensor)
     memory = memory_of(shape.address, shape.num_bytes, shape.device, tensor)
-    flat, export, why = memory.flat, None, memory.why_private
+    export = None
     if memory.pool is not None:
         region = Region(
             offset_bytes=shape.address - memory.pool.address,
@@ -170,7 +173,7 @@ def read_tensor(tensor: Any) -> tuple[CacheShape, PageMemory]:
             stride_bytes=shape.page_bytes,
         )
         export = Export(memory.pool.fd, memory.pool.num_bytes, ((region,),))
-    part = PagePart(flat, shape.page_bytes, shape.page_bytes)
+    part = memory.part(shape.page_bytes, shape.page_bytes)
     layer_bytes = shape.page_bytes // shape.num_layers
     layers = {
         layer: (LayerSlice(group=0, start_byte=layer * layer_bytes, num_bytes=layer_bytes),)
@@ -178,7 +181,9 @@ def read_tensor(tensor: Any) -> tuple[CacheShape, PageMemory]:
     }
     pages = GroupPages((part,), shape.num_pages)
     keep = (tensor, memory.pool)
-    return shape.as_cache(), PageMemory((pages,), export, why, layers, keep)
+    return shape.as_cache(), PageMemory(
+        (pages,), export, memory.why_private, layers, keep, memory.device
+    )
 
 
 @dataclass(frozen=True)
@@ -186,18 +191,35 @@ class Span:
     """A run of memory in this process.
 
     Attributes:
-        flat: uint8[num_bytes], writable.
+        address: first byte.
+        num_bytes: length.
+        flat: uint8[num_bytes], writable; None for memory of a device.
         pool: the shared pool it lies in; None for private memory.
-        why_private: why it has no pool; empty with one.
+        why_private: why the server cannot map it, where that is known already; else empty.
+        device: of device memory; None for host memory.
     """
 
-    flat: NDArray[np.uint8]
-    pool: SharedPool | None
-    why_private: str
+    address: int
+    num_bytes: int
+    flat: NDArray[np.uint8] | None
+    pool: SharedPool | None = None
+    why_private: str = ""
+    device: Device | None = None
+
+    def part(self, size_bytes: int, stride_bytes: int) -> PagePart:
+        """It as a region of pages.
+
+        Args:
+            size_bytes: of one page in it.
+            stride_bytes: distance of pages.
+        """
+        if self.flat is not None:
+            return PagePart(self.flat, size_bytes, stride_bytes)
+        return PagePart.on_device(self.address, self.num_bytes, size_bytes, stride_bytes)
 
 
 def memory_of(address: int, num_bytes: int, device: str, owner: object) -> Span:
-    """Memory by its address, as bytes that this process may read and write.
+    """Memory by its address: as bytes where this process may touch them, else on its device.
 
     Args:
         address: first byte.
@@ -209,12 +231,15 @@ def memory_of(address: int, num_bytes: int, device: str, owner: object) -> Span:
         The span; part of a shared pool where it lies in one.
 
     Raises:
-        UncachedError: it is device memory.
+        UncachedError: it is device memory, and the device cannot be reached.
     """
     pool = find_pool(address, num_bytes) if device in ("cpu", "") else None
     if pool is not None:
         start = address - pool.address
-        return Span(pool.view[start : start + num_bytes], pool, "")
+        return Span(address, num_bytes, pool.view[start : start + num_bytes], pool)
+    found, problem = _on_device(address, num_bytes, device)
+    if found is not None:
+        return Span(address, num_bytes, None, device=found)
     # A tensor's word is taken: pinned host memory is a driver's file in the list of mappings.
     if device == "cpu" or (not device and is_host_mapped(address, num_bytes)):
         why = "the memory is no shared pool (adapter.pages.shared_pool makes one)"
@@ -222,11 +247,22 @@ def memory_of(address: int, num_bytes: int, device: str, owner: object) -> Span:
         why = "managed memory cannot be shared with another process"
     else:
         raise UncachedError(
-            f"this version cannot reach {device or 'device'} memory; host memory or managed "
-            "memory (kv_cache_config.use_uvm) can be cached"
+            f"this process cannot reach {device or 'device'} memory: "
+            f"{problem or 'no device of it knows the address'} (docs/cuda.md)"
         )
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
-    return Span(np.ctypeslib.as_array(buffer), None, why)
+    return Span(address, num_bytes, np.ctypeslib.as_array(buffer), None, why)
+
+
+def _on_device(address: int, num_bytes: int, device: str) -> tuple[Device | None, str]:
+    """The device that memory is on, or why it could not be asked."""
+    try:
+        located = locate(address, device)
+        if located is None and not device and not is_host_mapped(address, num_bytes):
+            located = locate(address, "cuda")
+    except (DeviceError, ImportError) as error:
+        return None, str(error)
+    return (None if located is None else located.device), ""
 
 
 def is_host_mapped(address: int, num_bytes: int, maps: str = "/proc/self/maps") -> bool:

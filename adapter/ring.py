@@ -2,12 +2,17 @@
 
 Purpose: give out slots, one per page, and take each back exactly once. A slot is given out again
 only after whoever was to read it has answered; what is lent to a server that does not answer is
-kept apart by the saver. Must not know: requests, sockets, when a slot may come back. All access to
-the book-keeping is under the saver's lock; the bytes are written by the saver's thread.
+kept apart by the saver. For a pool on a device the ring is page-locked, so that the device writes
+into it directly. Must not know: requests, sockets, when a slot may come back. All access to the
+book-keeping is under the saver's lock; the bytes are written by the saver's thread, or by the
+device on its behalf.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 
 from adapter.geometry import Geometry
 from adapter.pages import SharedPool
+from protocol.device.interface import Device, DeviceError, Pinned
 from protocol.layout import Region, ShardPool
 
 RING_BYTES: Final = 64 << 20
@@ -45,15 +51,19 @@ class StagingRing:
         chunk_blocks: slots of one chunk.
     """
 
-    def __init__(self, geometry: Geometry, num_bytes: int = RING_BYTES) -> None:
-        """Allocates it.
+    def __init__(
+        self, geometry: Geometry, num_bytes: int = RING_BYTES, device: Device | None = None
+    ) -> None:
+        """Allocates it, and page-locks it for a device, which takes a moment (fault P18).
 
         Args:
             geometry: of the engine.
             num_bytes: wanted size.
+            device: of the pool; None for host memory.
 
         Raises:
             OSError: memory or seals are not to be had.
+            DeviceError: it cannot be page-locked.
         """
         self.chunk_blocks = geometry.chunk_blocks
         chunk_bytes = sum(group.page_bytes for group in geometry.groups) * self.chunk_blocks
@@ -65,6 +75,14 @@ class StagingRing:
             self._offsets.append(self._offsets[-1] + count * size)
         self._pool = SharedPool.create(self._offsets[-1])
         self._view = self._pool.view
+        self._unlock: weakref.finalize[..., StagingRing] | None = None
+        if device is not None:
+            locked = -(-self._pool.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            pinned = device.pinned_over(self._pool.address, locked)
+            # Before the memory goes, which the pool's last reference decides; not at the end of
+            # the process, which ends the lock by itself and whose driver may be gone by then.
+            self._unlock = weakref.finalize(self, _unlock, pinned, self._pool)
+            self._unlock.atexit = False
         self._free = [list(range(count - 1, -1, -1)) for count in self._num_slots]
         self._lent: dict[Lot, None] = {}
 
@@ -82,6 +100,17 @@ class StagingRing:
     def num_lent(self) -> int:
         """Lots that were not given back."""
         return len(self._lent)
+
+    @property
+    def address(self) -> int:
+        """Of its first byte in this process."""
+        return self._pool.address
+
+    def keep_for_good(self) -> None:
+        """Never unlocks nor frees the memory: a device that hangs may write into it some day."""
+        unlock, self._unlock = self._unlock, None
+        if unlock is not None:
+            _KEPT.append(unlock.detach())
 
     def num_slots(self, group: int) -> int:
         """All slots of a layer group."""
@@ -147,6 +176,18 @@ class StagingRing:
             if lot is not None:
                 self.give_back(lot)
 
+    def addresses(self, lot: Lot) -> NDArray[np.int64]:
+        """Where slots begin in this process.
+
+        Args:
+            lot: the slots.
+
+        Returns:
+            int64[num_pages].
+        """
+        begin = self._pool.address + self._offsets[lot.group]
+        return begin + lot.slots.astype(np.int64) * self._page_bytes[lot.group]
+
     def page(self, group: int, slot: int) -> NDArray[np.uint8]:
         """The bytes of a slot.
 
@@ -160,3 +201,14 @@ class StagingRing:
         size = self._page_bytes[group]
         start = self._offsets[group] + slot * size
         return self._view[start : start + size]
+
+
+_KEPT: Final[list[object]] = []
+"""What ``keep_for_good`` keeps, one entry for each device that hung."""
+
+
+def _unlock(pinned: Pinned, pool: SharedPool) -> None:
+    # The pool comes along as an argument, so that its memory outlives the lock.
+    with contextlib.suppress(DeviceError):  # a device that failed holds no lock that matters
+        pinned.close()
+    pool.close()

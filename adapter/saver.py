@@ -70,7 +70,7 @@ class Saver:
             journal: takes what goes wrong.
             enter_device: called first in the saver's thread, which asks the engine's stream for
                 marks; the link's threads touch nothing of the device.
-            memory: the pages; needed with a ring only.
+            memory: the pages; needed with a ring only, be it one that comes later.
             ring: registered in place of the pool: pages are copied into it first. None when the
                 server reads the pool itself.
             by_layer: with a ring, chunks are staged layer by layer while their forward runs.
@@ -79,6 +79,7 @@ class Saver:
         self._enter_device = enter_device
         self._journal = journal
         self._geometry = geometry
+        self._memory = memory
         self._ring = ring
         self._stager: Stager | None = None
         self._has_peers = geometry.num_ranks > 1
@@ -189,6 +190,19 @@ class Saver:
         if self._layers is not None:
             self._layers.abandon()
 
+    def use_ring(self, ring: StagingRing) -> None:
+        """From now on pages go through a ring: the server cannot read the pool after all.
+
+        Args:
+            ring: what is registered from now on; nothing stands registered meanwhile.
+        """
+        if self._memory is None or self._ring is not None:
+            return
+        stager = Stager(self._memory, ring, self._journal)
+        with self._lock:
+            self._ring = self._ledger.ring = ring
+            self._stager = stager
+
     def counters(self) -> dict[str, int]:
         """What happened to saves, by name, and how many pages are held now."""
         with self._lock:
@@ -200,16 +214,20 @@ class Saver:
                 counts["ring_lots_lent"] = self._ring.num_lent
         return counts
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float) -> bool:
         """Ends the thread.
 
         Args:
             timeout_s: longest wait for it.
+
+        Returns:
+            Whether it has ended, so that nothing is copied out of the pool here any more.
         """
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     # --- the saver's thread --------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Copies pages, or the slices of one layer, from the engine's pool into ring slots.
 
-Must not know: requests, sockets, whether the bytes are right. Runs in: the saver's thread, which
-holds no lock meanwhile; numpy lets other threads run during each copy of a part.
+Host memory is copied here; memory of a device by ``ringcopies``. Must not know: requests,
+sockets, whether the bytes are right. Runs in: the saver's thread, which holds no lock meanwhile;
+numpy lets other threads run during each copy of a part.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adapter.ringcopies import RingCopies
 from adapter.journal import Journal
-from adapter.pagememory import GroupPages, LayerSlice, PageMemory
+from adapter.pagememory import Cut, GroupPages, LayerSlice, PageMemory
 from adapter.ring import Lot, StagingRing
 from adapter.stagedrun import StagedRun
 
@@ -35,6 +37,8 @@ class Stager:
         self._memory = memory
         self._ring = ring
         self._journal = journal
+        device = memory.device
+        self._ring_copies = None if device is None else RingCopies(device, ring)
 
     def stage(self, lot: Lot, pages: NDArray[np.int32]) -> bool:
         """Copies whole pages; False when that failed.
@@ -44,7 +48,12 @@ class Stager:
             pages: int32[n], one page for each slot.
         """
         try:
-            stage_pages(self._memory, self._ring, lot, pages)
+            if self._ring_copies is None:
+                stage_pages(self._memory, self._ring, lot, pages)
+            else:
+                group = self._memory.groups[lot.group]
+                _check(group, pages)
+                self._ring_copies.run(group, group.whole, lot, pages)
         except Exception as error:  # noqa: BLE001 - one save is dropped
             self._journal.report("stagings_failed", f"a save is dropped: {error!r}")
             return False
@@ -60,7 +69,13 @@ class Stager:
         try:
             slices = self._memory.layers[layer]
             for run in runs:
-                stage_layer(self._memory, self._ring, run.lot, run.pages, slices)
+                if self._ring_copies is None:
+                    stage_layer(self._memory, self._ring, run.lot, run.pages, slices)
+                    continue
+                group = self._memory.groups[run.lot.group]
+                _check(group, run.pages)
+                cuts = _cuts(group, run.lot.group, slices)
+                self._ring_copies.run(group, cuts, run.lot, run.pages)
         except Exception as error:  # noqa: BLE001 - whole pages are copied once confirmed
             self._journal.report("stagings_failed", f"a layer was not staged: {error!r}")
             return False
@@ -110,26 +125,21 @@ def stage_layer(
     """
     group = memory.groups[lot.group]
     _check(group, pages)
-    spans = [span for piece in slices if piece.group == lot.group for span in _spans(group, piece)]
+    runs = [
+        (group.parts[cut.part].host, cut.stride, cut.part_byte, cut.page_byte, cut.num_bytes)
+        for cut in _cuts(group, lot.group, slices)
+    ]
     for page, slot in zip(pages.tolist(), lot.slots.tolist(), strict=True):
         target = ring.page(lot.group, slot)
-        for index, inside, at, size in spans:
-            part = group.parts[index]
-            start = page * part.stride_bytes + inside
-            target[at : at + size] = part.host[start : start + size]
+        for flat, stride, inside, at, size in runs:
+            start = page * stride + inside
+            target[at : at + size] = flat[start : start + size]
 
 
-def _spans(group: GroupPages, piece: LayerSlice) -> list[tuple[int, int, int, int]]:
-    """A slice of a page by parts: (part, offset in the part, offset in the page, bytes)."""
-    found, begin = [], 0
-    stop_byte = piece.start_byte + piece.num_bytes
-    for index, part in enumerate(group.parts):
-        first = max(begin, piece.start_byte)
-        last = min(begin + part.size_bytes, stop_byte)
-        if first < last:
-            found.append((index, first - begin, first, last - first))
-        begin += part.size_bytes
-    return found
+def _cuts(group: GroupPages, number: int, slices: Sequence[LayerSlice]) -> list[Cut]:
+    """Where a layer's bytes of one group's pages lie."""
+    own = [piece for piece in slices if piece.group == number]
+    return [cut for piece in own for cut in group.cuts(piece.start_byte, piece.num_bytes)]
 
 
 def _check(group: GroupPages, pages: NDArray[np.int32]) -> None:

@@ -76,6 +76,7 @@ class Visit:
         self._said: KvkeepError | None = None
         self._early: list[tuple[side.ExtentGiven, int]] = []
         self._is_leaving = False
+        self._has_other: bool | None = None
         self._is_ending_former = False
         self._side = SideConnection(path, is_told)
         self._welcome_until_ns = time.monotonic_ns() + int(household.connect_timeout_s * 1e9)
@@ -281,9 +282,22 @@ class Visit:
         if enrolment.stage == Stage.ENROLLED and hello is not None:
             self._enter(enrolment, calls, hello, now_ns)
         elif enrolment.stage == Stage.REFUSED and enrolment.error is not None:
-            self._refused(enrolment.error)
+            if not self._is_replaced(enrolment.registration, enrolment.error):
+                self._refused(enrolment.error)
         elif enrolment.stage == Stage.IDLE and enrolment.error is not self._said:
             self._put_off(enrolment.error)
+
+    def _is_replaced(self, registration: Registration, error: KvkeepError) -> bool:
+        """Whether another registration takes the place of a refused one; asked once for each.
+
+        The keeper then ends this stay, in which nothing was accepted, and begins another.
+        """
+        on_refused = registration.on_refused
+        if on_refused is None or self._is_leaving:
+            return False
+        if self._has_other is None:
+            self._has_other = on_refused(error)
+        return self._has_other
 
     def _is_former_gone(self, calls: Calls) -> bool:
         """Ends our earlier session with the same server, once nothing is loaded under it.

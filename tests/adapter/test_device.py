@@ -30,7 +30,7 @@ class FakeCuda:
 def test_a_thread_of_ours_works_on_the_engines_device() -> None:
     cuda = FakeCuda(True)
     cuda.set_device(3)
-    enter = capture_device({"torch": SimpleNamespace(cuda=cuda)})
+    enter = capture_device(modules={"torch": SimpleNamespace(cuda=cuda)})
     seen = []
 
     def run() -> None:
@@ -45,6 +45,6 @@ def test_a_thread_of_ours_works_on_the_engines_device() -> None:
 
 
 def test_without_cuda_nothing_is_begun() -> None:
-    capture_device({})()
-    capture_device({"torch": SimpleNamespace()})()
-    capture_device({"torch": SimpleNamespace(cuda=FakeCuda(False))})()
+    capture_device(modules={})()
+    capture_device(modules={"torch": SimpleNamespace()})()
+    capture_device(modules={"torch": SimpleNamespace(cuda=FakeCuda(False))})()
