@@ -15,12 +15,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Protocol
 
 from adapter.copy import HeldLoad, LoadError
 from adapter.loader import STREAM_LIMIT_S, again, as_load_error, pass_gate
 from adapter.pagememory import LayerSlice
 from adapter.saveentry import Mark
 from protocol.errors import ErrorCode
+
+
+class LayerBatch(Protocol):
+    """The loads of one batch, on their way layer by layer."""
+
+    def wait(self, layer: int, stream: object) -> None:
+        """Has what comes next on the forward's stream come after one layer's bytes.
+
+        Raises:
+            Exception: they did not come, or there is no telling.
+        """
+
+    def wait_all(self) -> None:
+        """The same for all bytes and whatever comes next.
+
+        Raises:
+            Exception: as for ``wait``.
+        """
 
 
 class HookRecord:
@@ -131,11 +150,12 @@ class LayerLoad:
             self._changed.notify_all()
         self._done(failure)
 
-    def wait(self, layer: int, limit_s: float = STREAM_LIMIT_S) -> None:
+    def wait(self, layer: int, stream: object = None, limit_s: float = STREAM_LIMIT_S) -> None:
         """Waits for one layer's bytes.
 
         Args:
             layer: model layer; one that has nothing in the pool is not waited for.
+            stream: nothing on it runs ahead of this thread.
             limit_s: longest wait, seconds.
 
         Raises:

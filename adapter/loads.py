@@ -12,7 +12,7 @@ thread.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Final, Protocol
 
@@ -22,11 +22,11 @@ from adapter.copy import HeldLoad, LoadError, ShardLoad, held_load
 from adapter.extents import ExtentTable
 from adapter.geometry import Geometry
 from adapter.journal import Journal
-from adapter.layerloads import HookRecord, LayerLoad
+from adapter.layerloads import HookRecord, LayerBatch, LayerLoad
 from adapter.loader import Arrivals, Loader, WholeLoad, as_load_error, pass_gate
 from adapter.metadata import ConnectorMetadata, LoadOrder
 from adapter.pagememory import PageMemory
-from adapter.saveentry import Mark
+from adapter.saveentry import Mark, mark_of
 from protocol.errors import ErrorCode
 from protocol.ids import Epoch, LeaseId
 from protocol.layout import SLOT_DTYPE
@@ -97,7 +97,7 @@ class Loads:
         self._journal = journal
         self._loader = loader
         self._record = HookRecord(tuple(memory.layers)) if by_layer else None
-        self._batch: LayerLoad | None = None
+        self._batch: LayerBatch | None = None
         self._arrivals = Arrivals()
         self._begun: OrderedDict[bytes, None] = OrderedDict()
 
@@ -106,16 +106,14 @@ class Loads:
         """Loads in the background that have not ended."""
         return self._arrivals.num_running
 
-    def begin(
-        self, metadata: ConnectorMetadata, leases: Leases, record: Callable[[], Mark | None]
-    ) -> None:
+    def begin(self, metadata: ConnectorMetadata, leases: Leases, stream: object) -> None:
         """Loads what this iteration's forward needs, and starts what it does not.
 
         Args:
             metadata: of the iteration; orders that were begun before are not repeated, for their
                 pages may be computed on by then (host contract rule 8: metadata comes again).
             leases: where the orders' bytes are.
-            record: marks the present end of the engine's stream.
+            stream: the engine's main stream (M): what is queued on it may still use the pages.
 
         Raises:
             LoadError: pages were promised and are not filled.
@@ -126,11 +124,11 @@ class Loads:
             self._finish_batch()
             if self._record is not None:
                 self._record.begin(metadata.may_fire)
-            self._arrivals.check()
+            self._check()
             if metadata.failure:
                 raise LoadError(ErrorCode.INTERNAL, metadata.failure)
             if orders:
-                self._begin_orders(orders, owed, leases, record(), metadata.may_fire)
+                self._begin_orders(orders, owed, leases, stream, metadata.may_fire)
         except LoadError:
             raise
         except Exception as error:
@@ -144,10 +142,11 @@ class Loads:
         orders: Sequence[LoadOrder],
         owed: dict[bytes, LeaseId],
         leases: Leases,
-        gate: Mark | None,
+        stream: object,
         may_fire: bool,
     ) -> None:
         """Takes out of ``owed`` what is given back later on."""
+        gate = mark_of(stream)
         for order in orders:
             if order.is_async:
                 self._park(order, owed.pop(order.lease), leases, gate)
@@ -218,8 +217,8 @@ class Loads:
         may_fire: bool,
     ) -> LayerLoad | None:
         """The loads as work of the loader, if the forward is to wait for them by layer."""
-        record, count = self._record, self._count
-        if record is None or not loads or not (may_fire and record.is_trusted):
+        count = self._count
+        if not loads or not self._trusts_hooks(may_fire):
             return None
 
         def done(failure: LoadError | None) -> None:
@@ -231,11 +230,20 @@ class Loads:
 
         return LayerLoad(loads, self._memory.layers, gate, done)
 
-    def wait_for_layer(self, layer: int) -> None:
+    def _trusts_hooks(self, may_fire: bool) -> bool:
+        """Whether the coming forward will ask for each layer."""
+        return self._record is not None and may_fire and self._record.is_trusted
+
+    def _check(self) -> None:
+        """Raises what failed meanwhile."""
+        self._arrivals.check()
+
+    def wait_for_layer(self, layer: int, stream: object) -> None:
         """The forward is about to launch a layer's attention.
 
         Args:
             layer: model layer.
+            stream: of the forward (X).
 
         Raises:
             LoadError: its bytes did not come.
@@ -244,7 +252,7 @@ class Loads:
             return
         self._record.saw(layer)
         if self._batch is not None:
-            self._batch.wait(layer)
+            self._batch.wait(layer, stream)
 
     def check_hooks(self) -> None:
         """A forward was launched: had it asked for each layer that was being loaded?
@@ -279,6 +287,17 @@ class Loads:
                 "kvkeep: a forward with a prompt did not call each layer's hook; loads are "
                 "awaited whole from now on",
             )
+
+    def guard(self, mark: Mark | None) -> Mark | None:
+        """A point in the stream behind a forward, such that what it computed may be saved then.
+
+        Args:
+            mark: the point.
+
+        Returns:
+            One that is not passed before the loads which that forward read are known to be good.
+        """
+        return mark  # they were complete before it ran
 
     def take_arrived(self, announced: Iterable[int]) -> list[int]:
         """Ends an iteration. See ``Arrivals.take``.

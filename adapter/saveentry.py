@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,20 @@ class LostMark:
             RuntimeError: always.
         """
         raise RuntimeError("the stream took no mark") from self._error
+
+
+def mark_of(stream: Any) -> Mark | None:
+    """The present end of a stream of the host's.
+
+    Args:
+        stream: a ``torch.cuda.Stream``, or anything with its ``record_event``.
+
+    Returns:
+        None where there are no streams, and so nothing runs.
+    """
+    record = getattr(stream, "record_event", None)
+    mark: Mark | None = None if record is None else record()
+    return mark
 
 
 class SaveEntry:

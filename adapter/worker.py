@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from adapter.copy import LoadError
-from adapter.device import capture_device
+from adapter.deviceloads import loads_for
 from adapter.engine import Engine, Running, engine_for
 from adapter.layouts import read_layout
 from adapter.link import Link
@@ -27,7 +27,7 @@ from adapter.metadata import ConnectorMetadata
 from adapter.pagememory import PageMemory
 from adapter.poolshape import CacheShape, read_tensor
 from adapter.refusals import UncachedError
-from adapter.saveentry import LostMark, Mark
+from adapter.saveentry import LostMark, Mark, mark_of
 from adapter.trtllm_api import KvCacheConnectorWorker
 from protocol.errors import ConfigError, ErrorCode
 
@@ -53,9 +53,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         self._engine: Engine = engine_for(llm_args, "worker", self)
         self._running: Running | None = None
         self._loads: Loads | None = None
-        self._enter_device: Callable[[], None] = _stay
         self._mark: Mark | None = None
-        self._by_layer = False
+        self._by_layer = self._sees_layers = False
         self._loader: Loader | None = None
 
     @property
@@ -97,7 +96,6 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
     def _register(self, read: Callable[[Any], tuple[CacheShape, PageMemory]], cache: Any) -> None:
         engine = self._engine
         try:
-            self._enter_device = capture_device()
             engine.register(*read(cache))
             self._look()
         except ConfigError:
@@ -115,15 +113,17 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         self._running = running
         self._by_layer = running.load_mode is LoadMode.LAYERWISE
         if self._loader is None:
-            self._loader = Loader(self._enter_device)
+            device = running.memory.device
+            self._loader = Loader() if device is None else Loader(device.bind)
             self._engine.at_close(partial(self._loader.stop, _CLOSE_S))
-            self._loads = Loads(
+            self._loads = loads_for(
                 running.memory,
                 running.geometry,
                 self._engine.journal,
                 self._loader,
                 self._by_layer,
             )
+            self._sees_layers = self._by_layer or device is not None
 
     # --- iterations ---
 
@@ -146,8 +146,9 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             self._engine.run_uncached(f"an iteration was not understood: {error!r}")
 
     def start_load_kv(self, stream: Any) -> None:
-        """Begins this iteration's loads; those that the forward needs are complete on return.
+        """Begins this iteration's loads; those that the forward needs are there before it runs.
 
+        In host memory they are complete on return; on a device they are queued before the forward.
         Only where the forward is known to ask for each layer may its loads go on beside it.
         Idempotent: a load that was begun is not repeated, for its pages may be computed on by then.
 
@@ -163,7 +164,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         with self._loud():
             if running is not None and loads is not None:
                 try:
-                    loads.begin(metadata, running.link, partial(_record, stream))
+                    loads.begin(metadata, running.link, stream)
                 finally:  # what failed will not be read again either
                     running.link.offers.begun(metadata)
             elif metadata.failure or metadata.loads:
@@ -171,7 +172,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
                 raise LoadError(ErrorCode.INTERNAL, why)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-        """Waits until a layer's bytes are there, where loads go on beside the forward.
+        """Has the forward wait for a layer's bytes, where loads go on beside it.
 
         Args:
             layer_idx: model layer, whose attention is about to be launched.
@@ -180,9 +181,9 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         Raises:
             LoadError: they did not come.
         """
-        if self._by_layer and self._loads is not None:
+        if self._sees_layers and self._loads is not None:
             with self._loud():
-                self._loads.wait_for_layer(int(layer_idx))
+                self._loads.wait_for_layer(int(layer_idx), stream)
 
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
         """Has a layer's new bytes staged as soon as its work is done, in the layer-wise mode.
@@ -197,7 +198,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         try:
             metadata = self.get_connector_meta()
             if isinstance(metadata, ConnectorMetadata) and metadata.may_fire:
-                mark = _record(stream)
+                mark = mark_of(stream)
                 if mark is not None:
                     running.saver.layer_done(int(layer_idx), mark)
         except Exception as error:  # noqa: BLE001 - the pages are read whole, later
@@ -228,7 +229,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         with self._loud():
             loads.launched()
         try:
-            self._mark = _record(stream)
+            self._mark = loads.guard(mark_of(stream))
         except Exception as error:  # noqa: BLE001 - raising here would fail the whole batch
             # The mark before this one says nothing of the forward just launched.
             self._mark = LostMark(error)
@@ -287,13 +288,3 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             counts |= running.link.counters
             counts |= running.saver.counters()
         return counts
-
-
-def _record(stream: Any) -> Mark | None:
-    """The present end of a stream; None where there are no streams, and so nothing runs."""
-    record = getattr(stream, "record_event", None)
-    return None if record is None else record()
-
-
-def _stay() -> None:
-    """Before registration there is no device to enter."""

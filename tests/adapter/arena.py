@@ -28,6 +28,7 @@ class Arena:
 
     def __init__(self, chunk_blocks: int, *page_bytes: int) -> None:
         self.table = ExtentTable(lambda: None)
+        self.epoch = EPOCH
         self.files: dict[int, ExtentFile] = {}
         self.chunk_blocks = chunk_blocks
         self.page_bytes = page_bytes

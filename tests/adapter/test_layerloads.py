@@ -142,7 +142,7 @@ def test_each_layer_of_all_loads_comes_before_the_next_layer(arena: Arena) -> No
             batch.load.wait(layer, limit_s=0.01)
         assert caught.value.code == ErrorCode.DEADLINE_EXCEEDED
         steps.go.release(2)  # one run for each load
-        batch.load.wait(layer, WAIT_S)
+        batch.load.wait(layer, limit_s=WAIT_S)
         assert np.array_equal(content(batch.memory)[[3, 8]], wanted(arena, layer + 1))
         if layer < 3:
             with pytest.raises(LoadError):
@@ -161,11 +161,11 @@ def test_a_slot_that_was_reused_fails_the_layer_before_it_counts_as_filled(arena
     batch, steps = Batch(arena), Steps()
     thread = batch.start(steps)
     steps.go.release(2)
-    batch.load.wait(0, WAIT_S)
+    batch.load.wait(0, limit_s=WAIT_S)
     arena.files[2].set_generation(0, 9)
     steps.go.release(9)
     with pytest.raises(LoadError) as caught:
-        batch.load.wait(1, WAIT_S)
+        batch.load.wait(1, limit_s=WAIT_S)
     assert caught.value.code == ErrorCode.COPY_FAILED
     with pytest.raises(LoadError, match="reused"):
         batch.load.wait_all(WAIT_S)
@@ -173,7 +173,7 @@ def test_a_slot_that_was_reused_fails_the_layer_before_it_counts_as_filled(arena
     (failure,) = batch.told
     assert failure is not None
     assert batch.users_when_told == 0
-    batch.load.wait(0, WAIT_S)  # what was filled stays filled
+    batch.load.wait(0, limit_s=WAIT_S)  # what was filled stays filled
 
 
 def test_the_first_byte_waits_for_the_stream(arena: Arena) -> None:
@@ -195,5 +195,5 @@ def test_a_stopped_load_fails_whoever_waits(arena: Arena) -> None:
     thread = batch.start(steps)
     steps.go.release(1)
     with pytest.raises(LoadError, match="ends"):
-        batch.load.wait(0, WAIT_S)
+        batch.load.wait(0, limit_s=WAIT_S)
     thread.join(WAIT_S)

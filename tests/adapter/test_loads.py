@@ -41,6 +41,18 @@ class Leases:
         self.given.append(lease)
 
 
+class MarkedStream:
+    """Takes whatever mark it is told to take."""
+
+    def __init__(self, gate: Mark | None = None, error: Exception | None = None) -> None:
+        self.gate, self.error = gate, error
+
+    def record_event(self) -> Mark | None:
+        if self.error is not None:
+            raise self.error
+        return self.gate
+
+
 class Rig:
     """One rank's loads over an arena."""
 
@@ -57,11 +69,11 @@ class Rig:
 
     def begin(self, *orders: LoadOrder, may_fire: bool = False, failure: str = "") -> None:
         metadata = ConnectorMetadata(1, loads=orders, may_fire=may_fire, failure=failure)
-        self.loads.begin(metadata, self.leases, lambda: self.gate)
+        self.loads.begin(metadata, self.leases, MarkedStream(self.gate))
 
     def forward(self, layers: range = range(4)) -> None:
         for layer in layers:
-            self.loads.wait_for_layer(layer)
+            self.loads.wait_for_layer(layer, None)
         self.loads.launched()
 
     def is_filled(self, page: int, place: tuple[int, int]) -> bool:
@@ -157,9 +169,7 @@ def test_a_failure_gives_every_lease_back_and_raises(rig: Rig) -> None:
 
 
 def test_a_stream_that_takes_no_mark_fails_the_load(rig: Rig) -> None:
-    def broken() -> Mark:
-        raise RuntimeError("no event is to be had")
-
+    broken = MarkedStream(error=RuntimeError("no event is to be had"))
     with pytest.raises(LoadError, match="no event"):
         rig.loads.begin(ConnectorMetadata(1, loads=(order("a", (1, 1), 5),)), rig.leases, broken)
     assert rig.leases.given == [b"a"]
@@ -167,7 +177,18 @@ def test_a_stream_that_takes_no_mark_fails_the_load(rig: Rig) -> None:
 
 
 def test_without_orders_the_stream_is_not_asked(rig: Rig) -> None:
-    rig.loads.begin(ConnectorMetadata(1), rig.leases, lambda: pytest.fail("asked"))
+    rig.loads.begin(ConnectorMetadata(1), rig.leases, MarkedStream(error=RuntimeError("asked")))
+
+
+def test_a_stream_without_marks_has_nothing_to_wait_for(rig: Rig) -> None:
+    rig.loads.begin(ConnectorMetadata(1, loads=(order("a", (1, 1), 5),)), rig.leases, object())
+    assert rig.is_filled(5, (1, 1))
+
+
+def test_a_mark_behind_a_forward_is_good_as_it_is(rig: Rig) -> None:
+    mark = FakeMark()
+    assert rig.loads.guard(mark) is mark
+    assert rig.loads.guard(None) is None
 
 
 # --- in the background ---
@@ -261,7 +282,7 @@ def test_a_forward_that_did_not_ask_is_never_served(layered: Rig, num_asked: int
     layered.forward()
     layered.begin(order("a", (1, 0), 1), may_fire=True)
     for layer in range(num_asked):
-        layered.loads.wait_for_layer(layer)
+        layered.loads.wait_for_layer(layer, None)
     until(lambda: layered.leases.given == [b"a"])  # there by now, but that was luck
     with pytest.raises(LoadError, match="without asking"):
         layered.loads.check_hooks()  # from the forward callable
@@ -311,7 +332,7 @@ def test_a_layer_that_fails_is_raised_by_its_hook_and_at_the_next_start(layered:
     layered.arena.files[1].set_generation(0, 99)
     layered.begin(order("a", (1, 0), 1), may_fire=True)
     with pytest.raises(LoadError, match="reused"):
-        layered.loads.wait_for_layer(0)
+        layered.loads.wait_for_layer(0, None)
     with pytest.raises(LoadError, match="reused"):
         layered.begin(order("b", (1, 1), 2))
     until(lambda: sorted(layered.leases.given) == [b"a", b"b"])

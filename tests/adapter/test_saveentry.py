@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapter.saveentry import LostMark, SaveEntry
+from adapter.saveentry import LostMark, SaveEntry, mark_of
 from adapter.savelane import Reach, SaveLane, Stage
 from adapter.ticks import PageTicks
 from tests.adapter.hostlike import FakeMark
@@ -183,3 +183,13 @@ def test_a_request_that_is_held_may_be_further_than_its_reports() -> None:
     pages, seen = one.pages_and_ticks(0, 0, 4)
     assert pages.tolist() == [10, -1, 12, -1]
     assert ticks[0].num_unchanged(pages, seen) == 1
+
+
+def test_a_stream_is_asked_for_its_end_and_one_that_has_none_for_nothing() -> None:
+    class Stream:
+        def record_event(self) -> FakeMark:
+            return mark
+
+    mark = FakeMark()
+    assert mark_of(Stream()) is mark
+    assert mark_of(object()) is None
