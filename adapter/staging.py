@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adapter.ringcopies import RingCopies
 from adapter.journal import Journal
 from adapter.pagememory import Cut, GroupPages, LayerSlice, PageMemory
 from adapter.ring import Lot, StagingRing
+from adapter.ringcopies import RingCopies
 from adapter.stagedrun import StagedRun
 
 PIECE_BYTES: Final = 16 << 20

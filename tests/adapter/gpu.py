@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protocol.device import backends
 from protocol.device.interface import Device, MemoryKind
 from protocol.device.simulated import driver
+from protocol.device.simulated.faults import Fault
 from protocol.device.simulated.settings import DELAY_US, FOLDER, Machine, uuid_of, write_machine
 
 
@@ -30,9 +31,19 @@ class Gpu:
         self.device: Any = backends.device_by_uuid(uuid_of(0))
         self.device.bind()
 
+    def other(self) -> Any:
+        """Device number 1."""
+        return backends.device_by_uuid(uuid_of(1))
+
     def malloc(self, num_bytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
         """The address of some device memory."""
         return int(self.device.malloc(num_bytes, kind))
+
+    def faulty(self, *faults: Fault) -> None:
+        """Plants faults for this process; none of them ends those before."""
+        current = driver.current()
+        assert current is not None
+        current.faults.inject(*faults)
 
     def content(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
         """The very bytes of device memory, which only tests may touch."""

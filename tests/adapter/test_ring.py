@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import mmap
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapter import ring as ring_module
 from adapter.geometry import Geometry
-from adapter.pages import F_GET_SEALS, POOL_SEALS
+from adapter.pages import F_GET_SEALS, POOL_SEALS, find_pool
 from adapter.ring import MIN_CHUNKS, RING_BYTES, Lot, StagingRing
+from protocol.device.interface import DeviceError, MemoryKind
+from protocol.device.simulated.faults import Fault
 from protocol.layout import check_pool
+from tests.adapter.gpu import simulated
 from tests.adapter.hostlike import geometry
 
 
@@ -86,3 +93,59 @@ def test_whole_chunks_that_fit() -> None:
     assert ring.take(0, 1) is not None
     assert ring.num_free_chunks(0) == 1
     assert ring.num_free_chunks(1) == 2
+
+
+def test_for_a_device_it_is_locked_until_it_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        ring = StagingRing(uneven(), num_bytes=10 * 4096, device=gpu.seam)
+        address, last = ring.address, ring.address + ring.num_bytes - 1
+        for byte in (address, last):
+            place = gpu.device.place(byte)
+            assert place is not None
+            assert place.kind is MemoryKind.HOST
+        pool = find_pool(address, 1)
+        assert pool is not None  # keeps the mapping, so that the address stays ours
+        del ring
+        gc.collect()
+        assert gpu.device.place(address) is None
+        pool.close()
+
+
+def test_what_a_hanging_device_may_still_write_stays_locked_for_good(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = len(ring_module._KEPT)
+    with simulated(monkeypatch, tmp_path) as gpu:
+        ring = StagingRing(uneven(), num_bytes=10 * 4096, device=gpu.seam)
+        address = ring.address
+        ring.keep_for_good()
+        ring.keep_for_good()
+        assert len(ring_module._KEPT) == kept + 1
+        del ring
+        gc.collect()
+        assert gpu.device.place(address) is not None
+        assert find_pool(address, 4 * 4096) is not None
+    del ring_module._KEPT[kept:]
+
+
+def test_a_ring_that_cannot_be_locked_leaves_no_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        gpu.faulty(Fault("pin", "cudaErrorMemoryAllocation"))
+        fds = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(DeviceError, match="cudaErrorMemoryAllocation"):
+            StagingRing(uneven(), num_bytes=10 * 4096, device=gpu.seam)
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def test_slots_have_addresses_where_their_pages_are() -> None:
+    ring = StagingRing(uneven(), num_bytes=20 * 4096)
+    for group in (0, 1):
+        lot = ring.take(group, 3)
+        assert lot is not None
+        found = [ring.page(group, slot).ctypes.data for slot in lot.slots.tolist()]
+        assert ring.addresses(lot).tolist() == found
