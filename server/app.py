@@ -32,6 +32,7 @@ from server.shell.actions import Actions
 from server.shell.awaited import Awaited
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
+from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extents import Allocator
 from server.shell.guard import Guard
 from server.shell.heap import Heap, use_small_pages
@@ -111,14 +112,14 @@ class Server:
 
     def _build(self) -> None:
         self._complaints = Complaints()
-        queue: ReportQueue = deque()
+        self._queue: ReportQueue = deque()
         self._router = make_socket(self._context)
         core = self._heir()
         # It is up once CopierReady says so; what is to be mapped before that waits for it.
         core.copier_lost(HOST_COPIER, clock.now_ns())
-        self._loop = Loop(self._router, core, queue, self._complaints, DRAIN_LIMIT_S)
+        self._loop = Loop(self._router, core, self._queue, self._complaints, DRAIN_LIMIT_S)
         names = ("signals", "side", "arena", "copier-0")
-        self._reporters = {name: Reporter(self._context, name, queue) for name in names}
+        self._reporters = {name: Reporter(self._context, name, self._queue) for name in names}
         for reporter in self._reporters.values():
             reporter.post(Here())
         self._sides = SideSocket(
@@ -142,14 +143,24 @@ class Server:
             HOST_COPIER, self._reporters["copier-0"], parties=self._parties
         )
         links = {HOST_COPIER: CopierLink()}
-        self._loop.actions = Actions(core, self._allocator, self._sides, links, self._complaints)
+        self._devices = DeviceCopiers(links, self._one_more_reporter, self._parties)
+        self._loop.actions = Actions(
+            core, self._allocator, self._sides, links, self._devices, self._complaints
+        )
         self._take_over()
         self._guard = Guard(
             self._config.endpoint, self._sides.pids, core.accounted_bytes, self._complaints
         )
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
+        core.tell_more(self._devices.figures)
         self._loop.each_second = self._look_at_sockets
+
+    def _one_more_reporter(self, name: str) -> Reporter:
+        """For a thread that starts while the loop runs."""
+        reporter = Reporter(self._context, name, self._queue)
+        self._loop.admit(reporter.routing_id)
+        return reporter
 
     def _new_core(self) -> Core:
         config = CoreConfig(
@@ -271,9 +282,11 @@ class Server:
             _log.log(logging.WARNING if has_lost else logging.INFO, "arena_adopted: %s", summary)
 
     def _close(self) -> None:
-        """Copier first: it writes into the extents that go next. Then what engines connect to."""
+        """Copiers first: they write into the extents that go next. Then what engines connect to."""
         self._socket_file.remove()
-        ended = self._supervisor.stop(_END_LIMIT_S)
+        self._supervisor.abandon()
+        ended = self._devices.close(_END_LIMIT_S)
+        ended = self._supervisor.stop(_END_LIMIT_S) and ended
         ended = self._guard.stop(_END_LIMIT_S) and ended
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
@@ -281,6 +294,7 @@ class Server:
             self._loop.actions.close()
             for reporter in self._reporters.values():
                 reporter.close()
+            self._devices.close_reporters()
             self._router.close()
             self._context.destroy(linger=0)
         else:

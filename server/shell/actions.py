@@ -7,12 +7,13 @@ files and sockets. Must not know: ZMQ, why an effect was decided. Runs in: the l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocol import limits, side
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ExtentId, PoolId
+from protocol.layout import CudaIpcMemory
 from server.copier.wire import Kind
 from server.core import effects as fx
 from server.core.dispatch import Core
@@ -20,6 +21,7 @@ from server.shell import clock, reports
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.descriptors import Descriptor
+from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
 from server.shell.peers import Drop, Forget, ForgetPool, SideSocket, Tell
@@ -34,7 +36,8 @@ class Actions:
         core: told of outcomes.
         allocator: makes and removes extent files.
         sides: the side socket.
-        copiers: one link per copier.
+        copiers: one link per copier; ``devices`` adds and removes some.
+        devices: starts and ends the copiers of devices.
         complaints: counts what goes wrong.
     """
 
@@ -43,13 +46,15 @@ class Actions:
         core: Core,
         allocator: Allocator,
         sides: SideSocket,
-        copiers: dict[fx.CopierId, CopierLink],
+        copiers: Mapping[fx.CopierId, CopierLink],
+        devices: DeviceCopiers,
         complaints: Complaints,
     ) -> None:
         self._core = core
         self._allocator = allocator
         self._sides = sides
         self._copiers = copiers
+        self._devices = devices
         self._complaints = complaints
         self._extents = ExtentTable(allocator, copiers)
         self._pools: dict[tuple[fx.ProcessId, PoolId], Descriptor] = {}
@@ -64,6 +69,8 @@ class Actions:
             fx.RemoveExtent: lambda effect: self._extents.remove(effect.extent, clock.now_ns()),
             fx.GiveExtent: self._give_extent,
             fx.TakeExtent: self._take_extent,
+            fx.StartCopier: self._start_copier,
+            fx.StopCopier: self._stop_copier,
             fx.OpenPool: self._open_pool,
             fx.ClosePool: self._close_pool,
             fx.DropPoolOffer: self._drop_pool_offer,
@@ -91,6 +98,8 @@ class Actions:
             reports.CopierGone: lambda report, now_ns: self._core.copier_gone(
                 report.copier, report.life, now_ns
             ),
+            reports.CopierRefused: self._copier_refused,
+            reports.CopierEnded: self._copier_ended,
             reports.DrainAsked: lambda _, now_ns: self._core.begin_drain(now_ns),
             reports.Here: lambda _, now_ns: None,
         }
@@ -165,18 +174,35 @@ class Actions:
         packet = side.ExtentTaken(session=effect.session, extent=effect.extent)
         self._sides.tell(Tell(effect.process, side.pack(packet)))
 
+    def _start_copier(self, effect: fx.StartCopier) -> None:
+        try:
+            self._devices.start(effect.copier, effect.device_uuid)
+        except Exception as error:  # noqa: BLE001 - no thread, no socket: who waits must hear of it
+            reason = f"the device's copier cannot be looked after: {error}"
+            self._complaints.note("copier_refused", reason, error)
+            self._core.copier_refused(effect.copier, reason, clock.now_ns())
+
+    def _stop_copier(self, effect: fx.StopCopier) -> None:
+        if not self._devices.retire(effect.copier):
+            self._core.copier_ended(effect.copier, clock.now_ns())
+
     def _open_pool(self, effect: fx.OpenPool) -> None:
-        pool = getattr(effect.memory, "pool", None)
-        descriptor = self._pools.get((effect.process, effect.pool)) if pool is not None else None
-        if descriptor is None:
-            error = "the descriptor is gone" if pool is not None else "no copier for such memory"
-            self._core.pool_opened(effect.handle, error, clock.now_ns())
-            return
+        now_ns, memory = clock.now_ns(), effect.memory
         link = self._copiers[effect.copier]
-        link.open_pool(effect.handle, descriptor, effect.memory.size_bytes, clock.now_ns())
+        if isinstance(memory, CudaIpcMemory):
+            self._extents.serve(effect.copier, effect.handle, effect.fingerprint, now_ns)
+            link.open_handle(effect.handle, memory, now_ns)
+            return
+        descriptor = self._pools.get((effect.process, PoolId(memory.pool)))
+        if descriptor is None:
+            self._core.pool_opened(effect.handle, "the descriptor is gone", now_ns)
+            return
+        link.open_pool(effect.handle, descriptor, memory.size_bytes, now_ns)
 
     def _close_pool(self, effect: fx.ClosePool) -> None:
-        self._copiers[effect.copier].close_pool(effect.handle, clock.now_ns())
+        now_ns = clock.now_ns()
+        self._copiers[effect.copier].close_pool(effect.handle, now_ns)
+        self._extents.leave(effect.copier, effect.handle, now_ns)
 
     def _drop_pool_offer(self, effect: fx.DropPoolOffer) -> None:
         descriptor = self._pools.pop((effect.process, effect.pool), None)
@@ -211,7 +237,8 @@ class Actions:
         self._core.extent_created(report.extent, report.error, now_ns)
 
     def _copier_ready(self, report: reports.CopierReady, now_ns: int) -> None:
-        self._copiers[report.copier].attach(report.channel, report.pid, now_ns)
+        link = self._copiers[report.copier]
+        link.attach(report.channel, report.pid, now_ns, report.device_bytes)
         self._core.copier_ready(report.copier, now_ns)
 
     def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
@@ -229,6 +256,15 @@ class Actions:
         self._extents.copier_lost(report.copier, now_ns)
         self._core.copier_stuck(report.copier, report.life, now_ns)
 
+    def _copier_refused(self, report: reports.CopierRefused, now_ns: int) -> None:
+        self._complaints.note("copier_refused", report.reason)
+        self._core.copier_refused(report.copier, report.reason, now_ns)
+
+    def _copier_ended(self, report: reports.CopierEnded, now_ns: int) -> None:
+        self._extents.copier_lost(report.copier, now_ns)
+        self._devices.ended(report.copier)
+        self._core.copier_ended(report.copier, now_ns)
+
     def _copier_answered(self, report: reports.CopierAnswered, now_ns: int) -> None:
         answer = report.answer
         self._copiers[report.copier].answered(answer, now_ns)
@@ -236,7 +272,9 @@ class Actions:
             self._complaints.note("copier_error", f"{answer.kind.name}: {answer.error}")
         if answer.kind == Kind.COPY:
             self._core.copy_done(fx.JobId(answer.number), answer.error, now_ns)
-        elif answer.kind == Kind.MAP_POOL:
+        elif answer.kind in (Kind.MAP_POOL, Kind.OPEN_POOL):
+            if answer.error is not None:
+                self._extents.leave(report.copier, fx.PoolHandle(answer.number), now_ns)
             self._core.pool_opened(fx.PoolHandle(answer.number), answer.error, now_ns)
         elif answer.kind == Kind.UNMAP_POOL:
             self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)

@@ -13,6 +13,7 @@ import socket
 from collections import deque
 
 from protocol.ids import ExtentId
+from protocol.layout import CudaIpcMemory
 from server.copier.wire import Answer, Command, Kind, copy_commands, pack_command
 from server.core.effects import PoolHandle, StartCopy
 from server.shell import clock
@@ -30,27 +31,31 @@ class CopierLink:
     Attributes:
         num_outstanding: commands without an answer.
         pid: of the running copier, or 0.
+        device_bytes: memory of a device that the running copier takes, 0 for none or unknown.
     """
 
     def __init__(self, stall_limit_s: float = STALL_LIMIT_S) -> None:
         self.num_outstanding = 0
         self.pid = 0
+        self.device_bytes = 0
         self._stall_limit_ns = int(stall_limit_s * clock.NS_PER_S)
         self._progress_ns = 0
         self._channel: socket.socket | None = None
         self._waiting: deque[tuple[bytes, Descriptor | None]] = deque()
         self._extents: dict[ExtentId, ExtentFile] = {}
 
-    def attach(self, channel: socket.socket, pid: int, now_ns: int) -> None:
+    def attach(self, channel: socket.socket, pid: int, now_ns: int, device_bytes: int = 0) -> None:
         """Takes over a copier that has started, and passes it every extent.
 
         Args:
             channel: SOCK_SEQPACKET to it; owned from here on.
             pid: its process id, for people.
             now_ns: the clock.
+            device_bytes: memory of a device that it takes.
         """
         self._channel = channel
         self.pid = pid
+        self.device_bytes = device_bytes
         self._progress_ns = now_ns
         for file in self._extents.values():
             self._map_extent(file, now_ns)
@@ -63,12 +68,20 @@ class CopierLink:
                 descriptor.give_back()
         if self._channel is not None:
             self._channel.close()
-        self._channel, self.pid, self.num_outstanding = None, 0, 0
+        self._channel, self.pid, self.num_outstanding, self.device_bytes = None, 0, 0, 0
 
     def add_extent(self, file: ExtentFile, now_ns: int) -> None:
         """Passes an extent to this copier and to those that follow it."""
         self._extents[file.geometry.extent] = file
         self._map_extent(file, now_ns)
+
+    def forget_extents(self) -> None:
+        """The copier is gone, and its successor is passed only what is asked for again."""
+        self._extents.clear()
+
+    def has_extent(self, extent: ExtentId) -> bool:
+        """Whether an extent is passed to this copier and its successors."""
+        return extent in self._extents
 
     def remove_extent(self, extent: ExtentId, now_ns: int) -> bool:
         """Has an extent unmapped.
@@ -98,6 +111,23 @@ class CopierLink:
         """
         command = Command(Kind.MAP_POOL, handle, size_bytes=size_bytes)
         self._send(command, descriptor, now_ns)
+
+    def open_handle(self, handle: PoolHandle, memory: CudaIpcMemory, now_ns: int) -> None:
+        """Has a pool of device memory opened.
+
+        Args:
+            handle: its number.
+            memory: where it lies.
+            now_ns: the clock.
+        """
+        command = Command(
+            Kind.OPEN_POOL,
+            handle,
+            size_bytes=memory.size_bytes,
+            offset_bytes=memory.base_offset_bytes,
+            handle=memory.handle,
+        )
+        self._send(command, None, now_ns)
 
     def close_pool(self, handle: PoolHandle, now_ns: int) -> None:
         """Has a pool unmapped."""

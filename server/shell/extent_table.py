@@ -1,10 +1,13 @@
-"""The extents that exist, and the order in which one goes and another comes.
+"""The extents that exist, which copier maps which, and how one goes before another comes.
 
-Purpose: memory of a removed extent is free only once the copiers have unmapped it too; an extent
-that takes its place in the budget is made after that, or a full file system could refuse it. But a
-copier that does not answer is killed only after ten seconds, and nobody is to wait so long for room
-that there may well be: after one second the next extent is made all the same. Must not know: who
-reads an extent (the core waited for readers before). Runs in: the loop thread.
+Purpose: the copier for host memory maps every extent. A device's copier maps those of the
+namespaces that its pools are copied to, from the first such pool to the last: an arena may have
+hundreds of GiB, of which it needs a part. Memory of a removed extent is free only once the copiers
+have unmapped it too; an extent that takes its place in the budget is made after that, or a full
+file system could refuse it. But a copier that does not answer is killed only after ten seconds, and
+nobody is to wait so long for room that there may well be: after one second the next extent is made
+all the same. Must not know: who reads an extent (the core waited for readers before). Runs in: the
+loop thread.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.extents import ExtentGeometry
-from protocol.ids import ExtentId
-from server.core.effects import CopierId
+from protocol.ids import ExtentId, Fingerprint
+from server.core.effects import HOST_COPIER, CopierId, PoolHandle
 from server.shell import clock
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator, ExtentFile
@@ -29,7 +32,6 @@ class _Leaving:
     """An extent that copiers are asked to unmap."""
 
     file: ExtentFile
-    awaited: set[CopierId]
     until_ns: int
 
 
@@ -38,7 +40,7 @@ class ExtentTable:
 
     Args:
         allocator: makes and removes the files.
-        copiers: map every extent.
+        copiers: map extents.
     """
 
     def __init__(self, allocator: Allocator, copiers: Mapping[CopierId, CopierLink]) -> None:
@@ -47,6 +49,9 @@ class ExtentTable:
         self._files: dict[ExtentId, ExtentFile] = {}
         self._leaving: dict[ExtentId, _Leaving] = {}
         self._wanted: deque[ExtentGeometry] = deque()
+        self._served: dict[CopierId, dict[PoolHandle, Fingerprint]] = {}
+        #: Commands to unmap an extent that a copier has not answered.
+        self._unmapping: dict[ExtentId, dict[CopierId, int]] = {}
 
     def __getitem__(self, extent: ExtentId) -> ExtentFile:
         """The extent of that id; KeyError when it does not exist (any more)."""
@@ -79,10 +84,11 @@ class ExtentTable:
                 self._allocator.create(self._wanted.popleft())
 
     def created(self, file: ExtentFile, now_ns: int) -> None:
-        """Takes over a new extent and passes it to the copiers."""
+        """Takes over a new extent and passes it to the copiers that want it."""
         self._files[file.geometry.extent] = file
-        for link in self._copiers.values():
-            link.add_extent(file, now_ns)
+        for copier, link in self._copiers.items():
+            if self._serves(copier, file.geometry.fingerprint):
+                link.add_extent(file, now_ns)
 
     def remove(self, extent: ExtentId, now_ns: int) -> None:
         """Has an extent unmapped by the copiers, then unlinked.
@@ -92,23 +98,81 @@ class ExtentTable:
             now_ns: the clock.
         """
         file = self._files.pop(extent)
-        awaited = {
-            copier for copier, link in self._copiers.items() if link.remove_extent(extent, now_ns)
-        }
+        for copier in self._copiers:
+            self._unmap(copier, extent, now_ns)
         until_ns = now_ns + int(PATIENCE_S * clock.NS_PER_S)
-        self._leaving[extent] = _Leaving(file, awaited, until_ns)
+        self._leaving[extent] = _Leaving(file, until_ns)
         self._settle(extent, now_ns)
+
+    # --- whose copier needs what --------------------------------------------------------------
+
+    def serve(
+        self, copier: CopierId, handle: PoolHandle, fingerprint: Fingerprint, now_ns: int
+    ) -> None:
+        """A device's copier is about to have a pool: passes it the extents of its namespace.
+
+        Args:
+            copier: which.
+            handle: the pool.
+            fingerprint: of the namespace.
+            now_ns: the clock.
+        """
+        if copier == HOST_COPIER:
+            return
+        link = self._copiers[copier]
+        self._served.setdefault(copier, {})[handle] = fingerprint
+        for file in self._files.values():
+            geometry = file.geometry
+            if geometry.fingerprint == fingerprint and not link.has_extent(geometry.extent):
+                link.add_extent(file, now_ns)
+
+    def leave(self, copier: CopierId, handle: PoolHandle, now_ns: int) -> None:
+        """A device's copier has a pool no longer: with the last one, its extents are unmapped.
+
+        Args:
+            copier: which.
+            handle: the pool; one that is unknown, or of host memory, changes nothing.
+            now_ns: the clock.
+        """
+        fingerprint = self._served.get(copier, {}).pop(handle, None)
+        if fingerprint is None or self._serves(copier, fingerprint):
+            return
+        for extent, file in self._files.items():
+            if file.geometry.fingerprint == fingerprint:
+                self._unmap(copier, extent, now_ns)
+
+    def _serves(self, copier: CopierId, fingerprint: Fingerprint) -> bool:
+        return copier == HOST_COPIER or fingerprint in self._served.get(copier, {}).values()
+
+    # --- unmapping ----------------------------------------------------------------------------
+
+    def _unmap(self, copier: CopierId, extent: ExtentId, now_ns: int) -> None:
+        if self._copiers[copier].remove_extent(extent, now_ns):
+            counts = self._unmapping.setdefault(extent, {})
+            counts[copier] = counts.get(copier, 0) + 1
 
     def unmapped(self, copier: CopierId, extent: ExtentId, now_ns: int) -> None:
         """A copier has unmapped an extent."""
-        if extent in self._leaving:
-            self._leaving[extent].awaited.discard(copier)
-            self._settle(extent, now_ns)
+        counts = self._unmapping.get(extent, {})
+        left = counts.pop(copier, 0) - 1
+        if left > 0:
+            counts[copier] = left
+        elif not counts:
+            self._unmapping.pop(extent, None)
+        self._settle(extent, now_ns)
 
     def copier_lost(self, copier: CopierId, now_ns: int) -> None:
-        """A copier is gone, and its mappings with it."""
-        for extent in list(self._leaving):
-            self.unmapped(copier, extent, now_ns)
+        """A copier is gone, and its mappings with it.
+
+        What a device's next copier needs is passed to it with its pools.
+        """
+        if self._served.pop(copier, None) is not None:
+            self._copiers[copier].forget_extents()
+        for extent in list(self._unmapping):
+            self._unmapping[extent].pop(copier, None)
+            if not self._unmapping[extent]:
+                del self._unmapping[extent]
+            self._settle(extent, now_ns)
 
     def close(self) -> None:
         """Closes everything that is left."""
@@ -118,6 +182,6 @@ class ExtentTable:
         self._leaving.clear()
 
     def _settle(self, extent: ExtentId, now_ns: int) -> None:
-        if not self._leaving[extent].awaited:
+        if extent in self._leaving and extent not in self._unmapping:
             self._allocator.remove(self._leaving.pop(extent).file)
             self.check(now_ns)

@@ -116,7 +116,7 @@ class Loop:
         self._queue = queue
         self._complaints = complaints
         self._drain_limit_ns = int(drain_limit_s * clock.NS_PER_S)
-        self._own_ids: frozenset[bytes] = frozenset()
+        self._own_ids: set[bytes] = set()
         self._timeout_ms = -1
         self._next_life_check_ns = 0
         self._surplus: tuple[bytes, int] | None = None
@@ -139,7 +139,7 @@ class Loop:
             ConfigError: ENDPOINT_IN_USE, or INVALID_CONFIG when it cannot be bound.
         """
         awaited = set(own_ids)
-        self._own_ids = frozenset(awaited)
+        self._own_ids |= awaited
         while awaited:
             if not self._router.poll(_HANDSHAKE_MS):
                 raise ConfigError(ErrorCode.INTERNAL, f"threads did not start: {awaited}")
@@ -155,6 +155,10 @@ class Loop:
             raise ConfigError(code, f"endpoint {endpoint.url}: {error.strerror}") from error
         finally:
             os.umask(old_mask)
+
+    def admit(self, own_id: bytes) -> None:
+        """Knows the wake-up frames of one more reporter of this process."""
+        self._own_ids.add(own_id)
 
     def run(self) -> None:
         """Serves until drained after DrainAsked.

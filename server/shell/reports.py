@@ -79,11 +79,15 @@ class ExtentCreated:
 
 @dataclass(frozen=True)
 class CopierReady:
-    """A copier has started. The receiver owns ``channel`` until CopierLost."""
+    """A copier has started. The receiver owns ``channel`` until CopierLost.
+
+    One of a device says how much of the device's memory it takes.
+    """
 
     copier: CopierId
     pid: int
     channel: socket.socket
+    device_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,21 @@ class CopierGone:
 
 
 @dataclass(frozen=True)
+class CopierRefused:
+    """A device's copier could not be started; that is tried again until it is retired."""
+
+    copier: CopierId
+    reason: str
+
+
+@dataclass(frozen=True)
+class CopierEnded:
+    """A retired copier is gone for good; its supervisor's thread posts nothing after this."""
+
+    copier: CopierId
+
+
+@dataclass(frozen=True)
 class DrainAsked:
     """SIGTERM or SIGINT came."""
 
@@ -140,6 +159,8 @@ Report = (
     | CopierLost
     | CopierStuck
     | CopierGone
+    | CopierRefused
+    | CopierEnded
     | DrainAsked
     | Here
 )
@@ -150,7 +171,8 @@ ReportQueue = deque[Report]
 class Reporter:
     """One thread's way to the loop.
 
-    Created before its thread starts and used by that thread alone from then on.
+    Created before its thread starts and used by that thread alone from then on; after that thread
+    was joined, by another.
 
     Attributes:
         routing_id: by which the loop's socket knows its wake-up frames; who knew it could take

@@ -16,18 +16,21 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.copier.wire import MAX_ANSWER_BYTES, Kind, unpack_answer
+from server.copier.wire import MAX_ANSWER_BYTES, Answer, Kind, unpack_answer
 from server.core.effects import CopierId
 from server.shell import clock, parties
 from server.shell.parties import Parties
 from server.shell.reports import (
     CopierAnswered,
+    CopierEnded,
     CopierGone,
     CopierLost,
     CopierReady,
+    CopierRefused,
     CopierStuck,
     Reporter,
 )
@@ -44,6 +47,8 @@ memory of what it had mapped."""
 _POLL_S = 0.2
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0  # until then no engine can save or register; a start costs about 0.2 s
+#: For a device that refuses: one that comes back does so in seconds, and a start of CUDA takes one.
+_MAX_REFUSED_BACKOFF_S = 10.0
 #: A copier that lives for less may have died of what it was given; the next waits longer.
 _LONG_LIFE_S = 10
 #: glibc copies with non-temporal stores from 256 KiB on: 8.4 to 13.1 GB/s for pages of 4 MiB.
@@ -51,13 +56,25 @@ _TUNABLE = "glibc.cpu.x86_non_temporal_threshold=0x40000"
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
-def child_environment(environ: dict[str, str], machine: str, libc: str) -> dict[str, str]:
+def device_name(device_uuid: bytes) -> str:
+    """A device as CUDA and nvidia-smi name it.
+
+    Args:
+        device_uuid: 16 bytes.
+    """
+    return f"GPU-{uuid.UUID(bytes=device_uuid)}"
+
+
+def child_environment(
+    environ: dict[str, str], machine: str, libc: str, device_uuid: bytes = b""
+) -> dict[str, str]:
     """Environment of a copier.
 
     Args:
         environ: of this process.
         machine: as ``os.uname`` says.
         libc: as ``libc_name`` says.
+        device_uuid: 16 bytes of the one device that a device's copier sees; empty for host memory.
 
     Returns:
         A copy with this installation first on the import path, one numerics thread, and the
@@ -67,6 +84,8 @@ def child_environment(environ: dict[str, str], machine: str, libc: str) -> dict[
     rest = own.get("PYTHONPATH", "")
     own["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{rest}" if rest else _ROOT
     own["OPENBLAS_NUM_THREADS"] = "1"
+    if device_uuid:
+        own["CUDA_VISIBLE_DEVICES"] = device_name(device_uuid)
     if machine in ("x86_64", "AMD64") and libc == "glibc":
         others = [
             entry
@@ -123,6 +142,7 @@ class Supervisor:
         reporter: used by the thread alone.
         module: what to run; takes the socket's number and this process's id.
         parties: writes down that the copier may touch the arena; None to leave that out.
+        device_uuid: 16 bytes of the device whose copier it is; empty for host memory.
     """
 
     def __init__(
@@ -131,12 +151,16 @@ class Supervisor:
         reporter: Reporter,
         module: str = "server.copier.host",
         parties: Parties | None = None,
+        device_uuid: bytes = b"",
     ) -> None:
         self._parties = parties
+        self._device_uuid = device_uuid
         self._copier = copier
         self._reporter = reporter
         self._module = module
         self._stopping = threading.Event()
+        self._abandoning = threading.Event()
+        self._refusal = ""
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._num_lives = 0
@@ -157,6 +181,35 @@ class Supervisor:
         Returns:
             Whether all ended, copiers that had been killed before included.
         """
+        self.abandon()
+        if self._thread.ident is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive() and not self._stuck
+
+    def abandon(self) -> None:
+        """As ``stop``, without the wait."""
+        self._abandoning.set()
+        self.retire()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the thread, which has posted CopierEnded and is about to end.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            Whether it has ended.
+        """
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def retire(self) -> None:
+        """Has the copier end, without waiting for it.
+
+        CopierEnded says that nothing of it is left, stuck predecessors included; the thread ends
+        then.
+        """
         self._stopping.set()
         with self._lock:
             if self._channel is not None:
@@ -164,28 +217,43 @@ class Supervisor:
                     self._channel.shutdown(socket.SHUT_RDWR)
                 except OSError:  # its other end is closed already
                     pass
-        if self._thread.ident is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive() and not self._stuck
 
     def is_alive(self) -> bool:
         """Whether the thread runs; the copier may be dead for a moment."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._keep_running()
+            while self._stuck and not self._abandoning.is_set():
+                self._watch(None)
+        finally:
+            if not self._abandoning.is_set():
+                self._reporter.post(CopierEnded(self._copier))
+
+    def _keep_running(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
             begun_ns = clock.now_ns()
+            self._refusal = ""
             try:
                 self._one_life()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one may live
                 _log.error("copier %d cannot be kept running: %r", self._copier, error)
+                self._refusal = self._refusal or str(error)
+            self._tell_refusal()
             lived_long = clock.now_ns() - begun_ns > _LONG_LIFE_S * clock.NS_PER_S
-            backoff_s = _FIRST_BACKOFF_S if lived_long else min(2 * backoff_s, _MAX_BACKOFF_S)
+            most_s = _MAX_REFUSED_BACKOFF_S if self._device_uuid else _MAX_BACKOFF_S
+            backoff_s = _FIRST_BACKOFF_S if lived_long else min(2 * backoff_s, most_s)
             self._stopping.wait(backoff_s)
             while len(self._stuck) >= MAX_STUCK and not self._stopping.is_set():
                 self._watch(None)
+
+    def _tell_refusal(self) -> None:
+        """Engines of a device without a copier are told; they can do without the device's pool."""
+        if self._refusal and self._device_uuid and not self._stopping.is_set():
+            reason = f"{device_name(self._device_uuid)} has no copier: {self._refusal}"
+            self._reporter.post(CopierRefused(self._copier, reason))
 
     def _one_life(self) -> None:
         ours, life = self._spawn()
@@ -194,12 +262,14 @@ class Supervisor:
         if self._stopping.is_set():
             ours.shutdown(socket.SHUT_RDWR)
         try:
-            is_ready = self._await_ready(ours)
-            if is_ready and self._parties is not None:
-                life.party = self._parties.own("copier", life.child.pid)
-            life.was_ready = is_ready
-            if is_ready:
-                self._reporter.post(CopierReady(self._copier, life.child.pid, ours))
+            ready = self._await_ready(ours)
+            if ready is not None:
+                if self._parties is not None:
+                    life.party = self._parties.own("copier", life.child.pid)
+                life.was_ready = True
+                self._reporter.post(
+                    CopierReady(self._copier, life.child.pid, ours, ready.device_bytes)
+                )
                 self._read_answers(ours)
         finally:
             has_ended = self._end(life.child)
@@ -221,14 +291,19 @@ class Supervisor:
         number = theirs.fileno()
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(number), str(os.getpid())],
+                [
+                    *(sys.executable, "-m", self._module, str(number), str(os.getpid())),
+                    *([self._device_uuid.hex()] if self._device_uuid else []),
+                ],
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 # A terminal's Ctrl-C is for the server, which ends its copiers after their last
                 # copy; without it they die of PR_SET_PDEATHSIG.
                 start_new_session=True,
-                env=child_environment(dict(os.environ), os.uname().machine, libc_name()),
+                env=child_environment(
+                    dict(os.environ), os.uname().machine, libc_name(), self._device_uuid
+                ),
             )
             try:
                 pidfd = os.pidfd_open(child.pid)
@@ -243,18 +318,31 @@ class Supervisor:
         self._num_lives += 1
         return ours, _Life(self._num_lives, child, pidfd)
 
-    def _await_ready(self, channel: socket.socket) -> bool:
+    def _await_ready(self, channel: socket.socket) -> Answer | None:
+        """Waits until the copier has started.
+
+        Returns:
+            What it said; None when it does not start, and then the refusal says why.
+        """
         poller = select.poll()
         poller.register(channel, select.POLLIN)
         if not poller.poll(READY_TIMEOUT_S * 1000):
-            _log.error("copier %d was not ready within %.0f s", self._copier, READY_TIMEOUT_S)
-            return False
+            self._refusal = f"it was not ready within {READY_TIMEOUT_S:.0f} s"
+            _log.error("copier %d: %s", self._copier, self._refusal)
+            return None
         try:
             packet = channel.recv(MAX_ANSWER_BYTES)
-            return bool(packet) and unpack_answer(packet).kind == Kind.READY
+            if not packet:
+                self._refusal = "it ended before it was ready"
+                return None
+            answer = unpack_answer(packet)
+            if answer.kind == Kind.READY and answer.error is None:
+                return answer
+            self._refusal = answer.error or "it talks nonsense"
         except (OSError, ValueError) as error:
             _log.error("copier %d did not start: %s", self._copier, error)
-            return False
+            self._refusal = str(error)
+        return None
 
     def _read_answers(self, channel: socket.socket) -> None:
         while True:

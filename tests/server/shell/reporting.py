@@ -27,6 +27,10 @@ class Reports:
         self.queue: ReportQueue = deque()
         self.reporter = Reporter(self.context, "test", self.queue)
 
+    def one_more(self, name: str) -> Reporter:
+        """A reporter for one more thread; whoever asked closes it."""
+        return Reporter(self.context, name, self.queue)
+
     def wait_for(self, kind: type[R], limit_s: float = 15.0) -> R:
         """The next report, which must be of this kind."""
         assert wait_until(lambda: len(self.queue) > 0, limit_s), f"no {kind.__name__} came"

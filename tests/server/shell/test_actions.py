@@ -17,7 +17,7 @@ from protocol import side
 from protocol.errors import ErrorCode
 from protocol.extents import RECORD_DTYPE
 from protocol.ids import ArenaId, Epoch, ExtentId, PoolId, SessionId
-from protocol.layout import CudaIpcMemory, MemfdMemory
+from protocol.layout import MemfdMemory
 from server.core import effects as fx
 from server.core.dispatch import Core
 from server.core.effects import HOST_COPIER, JobId, PoolHandle, ProcessId
@@ -25,6 +25,7 @@ from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
+from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extents import Allocator
 from server.shell.peers import SideSocket
 from server.shell.reports import Reporter
@@ -93,7 +94,8 @@ def shell(short_dir: Path, shm_dir: Path) -> Iterator[Shell]:
             thread.start()
         core, link, complaints = Recorder(), CopierLink(stall_limit_s=1.0), Complaints()
         links = {HOST_COPIER: link}
-        actions = Actions(cast(Core, core), allocator, sides, links, complaints)
+        devices = DeviceCopiers(links, reports.one_more, None)
+        actions = Actions(cast(Core, core), allocator, sides, links, devices, complaints)
         yield Shell(reports, actions, core, link, path, shm_dir, complaints)
         assert supervisor.stop(10)
         assert sides.stop(5)
@@ -126,10 +128,19 @@ def join(shell: Shell, pool: bytes = b"p" * 16) -> Engine:
     return Engine(client, process, flat.reshape(PAGES, PAGE), memory)
 
 
+def opening(handle: int, engine: Engine) -> fx.OpenPool:
+    return fx.OpenPool(
+        copier=HOST_COPIER,
+        handle=PoolHandle(handle),
+        process=engine.process,
+        pool=PoolId(engine.memory.pool),
+        memory=engine.memory,
+        fingerprint=make_geometry().fingerprint,
+    )
+
+
 def open_pool(shell: Shell, engine: Engine, handle: int) -> None:
-    pool = PoolId(engine.memory.pool)
-    effect = fx.OpenPool(HOST_COPIER, PoolHandle(handle), engine.process, pool, engine.memory)
-    shell.actions.perform(effect)
+    shell.actions.perform(opening(handle, engine))
     assert shell.told("pool_opened", handle)[2] is None
 
 
@@ -284,22 +295,14 @@ def test_records_go_into_their_file(shell: Shell) -> None:
     assert checks == [0, 0, 0, 0, 5]
 
 
-def test_pools_that_are_gone_or_of_another_kind_are_errors(shell: Shell) -> None:
+def test_pools_that_are_gone_are_errors(shell: Shell) -> None:
     shell.told("copier_ready", HOST_COPIER)
     engine = join(shell)
     pool = PoolId(engine.memory.pool)
     shell.actions.perform(fx.DropPoolOffer(engine.process, pool))
     shell.actions.perform(fx.DropPoolOffer(engine.process, pool))
-    effect = fx.OpenPool(HOST_COPIER, PoolHandle(1), engine.process, pool, engine.memory)
-    shell.actions.perform(effect)
+    shell.actions.perform(opening(1, engine))
     assert "gone" in shell.told("pool_opened", 1)[2]
-    device = CudaIpcMemory(
-        handle=b"h" * 64, device_uuid=b"u" * 16, base_offset_bytes=0, size_bytes=1
-    )
-    shell.actions.perform(
-        fx.OpenPool(HOST_COPIER, PoolHandle(2), engine.process, PoolId(b"x" * 16), device)
-    )
-    assert "no copier" in shell.told("pool_opened", 2)[2]
     # And in the place of the dropped one, another may be passed.
     fd, _ = make_pool(4096)
     assert wait_until(lambda: isinstance(engine.client.offer(pool, fd, 4096), side.PoolAccepted))

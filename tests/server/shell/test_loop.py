@@ -127,7 +127,7 @@ def running(short_dir: Path) -> Iterator[Running]:
     reporter.post(Here())
     loop = Loop(router, cast(Core, core), queue, complaints, drain_limit_s=0.5)
     nothing = cast(Any, None)
-    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, complaints)
+    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints)
     url = f"ipc://{short_dir}/s"
     loop.bind(endpoints.parse(url), [reporter.routing_id])
     thread = threading.Thread(target=loop.run)
@@ -289,7 +289,7 @@ def test_without_one_of_its_threads_it_does_not_go_on(short_dir: Path) -> None:
     core, complaints = ScriptedCore(), Complaints()
     loop = Loop(router, cast(Core, core), deque(), complaints)
     nothing = cast(Any, None)
-    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, complaints)
+    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints)
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()
