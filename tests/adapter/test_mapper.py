@@ -14,6 +14,7 @@ import pytest
 from adapter.extents import ExtentTable
 from adapter.journal import Journal
 from adapter.mapper import Mapper, MapReport, Origin
+from protocol.device.interface import Device
 from protocol.extents import ExtentGeometry, pack_header
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, SessionId
 from protocol.namespace import fingerprint
@@ -26,11 +27,11 @@ ORIGIN = Origin(Epoch(b"e" * 16), ARENA, SessionId(1), Fingerprint(fingerprint(n
 class Bench:
     """A running mapper and what it reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
         self.journal = Journal(logging.getLogger("kvkeep.test"))
         self.told = threading.Event()
         self.table = ExtentTable(self._kick)
-        self.mapper = Mapper(self.table, self.journal, self.told.set)
+        self.mapper = Mapper(self.table, self.journal, self.told.set, device)
         self.mapper.start()
         self.reports: list[MapReport] = []
 
