@@ -1,4 +1,5 @@
-"""The copier: a child process that pulls pages out of pools into the arena.
+"""The copiers: child processes that pull pages out of pools into the arena.
 
-Stands on numpy and the standard library only, so that it stays small and starts at once.
+The one for host memory stands on numpy and the standard library only, so that it stays small and
+starts at once; those of devices on ``protocol.device`` as well.
 """

@@ -107,6 +107,14 @@ class Mappings:
         if mapping is not None and mapping in self._cold:
             self._cold.remove(mapping)
 
+    def extent(self, number: int) -> Mapping | None:
+        """A mapped extent.
+
+        Args:
+            number: its id.
+        """
+        return self._extents.get(number)
+
     def copy(self, pool: int, extent: int, parts: NDArray[np.int64]) -> None:
         """Copies parts of a pool into an extent.
 

@@ -14,27 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.device.batches import coalesce, split
+from protocol.device.interface import Batch
+
 
 @dataclass(frozen=True)
 class Piece:
     """One stretch of a job.
 
     Attributes:
-        sources: int64[n], byte offsets in the pool.
-        within: int64[n], byte offsets from the piece's first byte, without gaps.
-        targets: int64[n], byte offsets in the extent.
-        lengths: int64[n], bytes, positive.
+        moves: sources are byte offsets in the pool, targets byte offsets in the extent.
+        within: int64[n], byte offset of each from the piece's first byte, without gaps.
     """
 
-    sources: NDArray[np.int64]
+    moves: Batch
     within: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all parts."""
-        return int(self.within[-1] + self.lengths[-1])
 
 
 def check_bounds(
@@ -69,25 +63,11 @@ def cut(parts: NDArray[np.int64], piece_bytes: int) -> Iterator[Piece]:
         piece_bytes: longest piece.
 
     Yields:
-        Pieces in order; parts without bytes are left out.
+        Pieces in order, all but the last of that length; parts without bytes are left out.
     """
     sources, targets, lengths = parts[:, parts[2] > 0]
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    total_bytes = int(ends[-1]) if ends.size else 0
-    for begin in range(0, total_bytes, piece_bytes):
-        end = min(begin + piece_bytes, total_bytes)
-        first = int(np.searchsorted(ends, begin, side="right"))
-        last = int(np.searchsorted(starts, end, side="left"))
-        # The first and the last part may reach beyond the piece.
-        from_ = np.maximum(starts[first:last], begin)
-        cut_off = from_ - starts[first:last]
-        yield Piece(
-            sources=sources[first:last] + cut_off,
-            within=from_ - begin,
-            targets=targets[first:last] + cut_off,
-            lengths=np.minimum(ends[first:last], end) - from_,
-        )
+    for moves in split(Batch(targets, sources, lengths), piece_bytes):
+        yield Piece(moves, np.cumsum(moves.sizes) - moves.sizes)
 
 
 def target_runs(piece: Piece) -> list[tuple[int, int, int]]:
@@ -99,14 +79,6 @@ def target_runs(piece: Piece) -> list[tuple[int, int, int]]:
     Returns:
         (offset within the piece, target, length) of each run, in order.
     """
-    ends = piece.targets + piece.lengths
-    firsts = np.flatnonzero(np.concatenate(([True], piece.targets[1:] != ends[:-1])))
-    lengths = np.add.reduceat(piece.lengths, firsts)
-    return list(
-        zip(
-            piece.within[firsts].tolist(),
-            piece.targets[firsts].tolist(),
-            lengths.tolist(),
-            strict=True,
-        )
-    )
+    joined = coalesce(Batch(piece.moves.targets, piece.within, piece.moves.sizes))
+    columns = joined.sources.tolist(), joined.targets.tolist(), joined.sizes.tolist()
+    return list(zip(*columns, strict=True))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import TypeVar
 
 from server.copier.wire import (
     MAX_ANSWER_BYTES,
@@ -20,6 +21,8 @@ from server.copier.wire import (
     unpack_answer,
 )
 from tests.wire.process import ROOT
+
+Self = TypeVar("Self", bound="Child")
 
 
 class Child:
@@ -105,7 +108,7 @@ class Child:
         assert self.process.stderr is not None
         self.process.stderr.close()
 
-    def __enter__(self) -> Child:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(

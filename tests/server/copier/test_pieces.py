@@ -28,11 +28,11 @@ def test_pieces_hold_each_byte_once_and_in_order(
     moves = [(s + i, t + i) for s, t, n in triples for i in range(n)]
     found, at = [], 0
     for piece in cut(parts(*triples), piece_bytes):
-        assert piece.num_bytes == min(piece_bytes, len(moves) - at)
-        at += piece.num_bytes
+        assert piece.moves.num_bytes == min(piece_bytes, len(moves) - at)
+        at += piece.moves.num_bytes
         filled = 0
         for source, within, target, length in zip(
-            piece.sources, piece.within, piece.targets, piece.lengths, strict=True
+            piece.moves.sources, piece.within, piece.moves.targets, piece.moves.sizes, strict=True
         ):
             assert within == filled
             assert length > 0
@@ -50,7 +50,7 @@ def test_runs_write_each_byte_where_it_belongs(
         by_part = [
             (within + i, target + i)
             for within, target, length in zip(
-                piece.within, piece.targets, piece.lengths, strict=True
+                piece.within, piece.moves.targets, piece.moves.sizes, strict=True
             )
             for i in range(length)
         ]
@@ -64,7 +64,7 @@ def test_neighbours_in_the_extent_are_one_run() -> None:
 
 
 def test_a_page_longer_than_a_piece_is_cut() -> None:
-    lengths = [piece.lengths.tolist() for piece in cut(parts((0, 0, 25), (100, 50, 5)), 10)]
+    lengths = [piece.moves.sizes.tolist() for piece in cut(parts((0, 0, 25), (100, 50, 5)), 10)]
     assert lengths == [[10], [10], [5, 5]]
 
 
