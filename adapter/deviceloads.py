@@ -26,7 +26,7 @@ from adapter.flights import Flight, Flights, Landing, LoadedMark, NoEvent
 from adapter.geometry import Geometry
 from adapter.journal import Journal
 from adapter.loadbatches import DeviceLoad, held_device_load, join
-from adapter.loader import Loader, as_load_error, pass_gate
+from adapter.loader import STREAM_LIMIT_S, Loader, as_load_error, pass_gate
 from adapter.loads import Leases, Loads, shards_of
 from adapter.metadata import LoadOrder
 from adapter.pagememory import PageMemory
@@ -87,6 +87,7 @@ class DeviceLoads(Loads):
         loader: Loader,
         device: Device,
         by_layer: bool = False,
+        limit_s: float = STREAM_LIMIT_S,
     ) -> None:
         """Starts nothing.
 
@@ -97,9 +98,11 @@ class DeviceLoads(Loads):
             loader: of this rank; its thread is bound to the device.
             device: of the pages.
             by_layer: as for ``Loads``.
+            limit_s: longest time that the device may take for a load.
         """
         super().__init__(memory, geometry, journal, loader, by_layer)
         self._device = device
+        self._limit_s = limit_s
         self._flights = Flights()
         self._own: Stream | None = None
         self._forward: object = None
@@ -266,6 +269,7 @@ class DeviceLoads(Loads):
                 events[-1] if failure is None else self._end_of(stream),
                 _releaser(leases, [owed.pop(order.lease) for order in orders]),
                 self._teller(loads, request_id),
+                self._limit_s,
             )
         if failure is not None:
             flight.fail(as_load_error(failure))

@@ -61,7 +61,7 @@ class Flight:
         event: Mark,
         let_go: Callable[[], None],
         tell: Callable[[LoadError | None], None],
-        limit_s: float = STREAM_LIMIT_S,
+        limit_s: float,
     ) -> None:
         """Takes over what is held.
 
@@ -223,7 +223,7 @@ class Landing:
             if is_stopped():
                 now_s = time.monotonic()
                 give_up_s = now_s + self._patience_s if give_up_s is None else give_up_s
-                if now_s > give_up_s:
+                if self._flight.has_failed or now_s > give_up_s:
                     return
             time.sleep(nap_s)
             longest_s = _LATE_NAP_S if self._flight.has_failed else _LONGEST_NAP_S
