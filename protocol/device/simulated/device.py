@@ -9,9 +9,10 @@ Must not know: pages, slots, requests, sockets. Any thread that has bound it.
 from __future__ import annotations
 
 import mmap
+import random
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,6 +49,10 @@ AnyStream = SimulatedStream | BorrowedStream
 
 _MAGIC = b"SIMULATED"
 _GIB = 1 << 30
+_NO_DELAY = 0.4
+"""Share of the work that begins at once."""
+_DELAYED_PIECES = 0.2
+"""Share of the pieces of a batch before which the stream may pause."""
 
 
 class SimulatedDevice:
@@ -63,7 +68,6 @@ class SimulatedDevice:
         self.index = index
         self.lost: DeviceError | None = None
         self._streams: weakref.WeakSet[SimulatedStream] = weakref.WeakSet()
-        self._rng = driver.next_rng()
 
     @property
     def uuid(self) -> bytes:
@@ -99,7 +103,9 @@ class SimulatedDevice:
             name: the thread's, for people.
         """
         self._call("create_stream")
-        made = SimulatedStream(_StreamOwner(self), name or f"gpu{self.index}")
+        made = SimulatedStream(
+            _StreamOwner(self, self._driver.next_rng()), name or f"gpu{self.index}"
+        )
         self._streams.add(made)
         return made
 
@@ -270,24 +276,22 @@ class SimulatedDevice:
         """Makes every later call of this process on the device fail."""
         self.lost = self.lost or error
 
-    def pause(self) -> None:
+    def pause(self, rng: random.Random) -> None:
         """Waits for a random time up to the longest delay; often not at all."""
-        self._pause(self._rng.random())
+        delay_us = self._driver.settings.delay_us
+        chance = rng.random()
+        if delay_us and chance > _NO_DELAY:
+            time.sleep(delay_us * (chance - _NO_DELAY) / (1 - _NO_DELAY) / 1e6)
 
     def end(self) -> None:
         """Ends all streams. For the end of the driver."""
         for stream in list(self._streams):
             stream.close()
 
-    def _pause(self, chance: float) -> None:
-        delay_us = self._driver.settings.delay_us
-        if delay_us and chance > 0.4:
-            time.sleep(delay_us * (chance - 0.4) / 0.6 / 1e6)
-
-    def _before_piece(self, rng: Any) -> None:
+    def _before_piece(self, rng: random.Random) -> None:
         self.meet("run")
-        if rng.random() < 0.2:
-            self._pause(rng.random())
+        if rng.random() < _DELAYED_PIECES:
+            self.pause(rng)
 
     def _on(self, stream: AnyStream, call: str) -> SimulatedStream:
         if stream.device_uuid != self.uuid:
@@ -312,8 +316,9 @@ class SimulatedDevice:
 class _StreamOwner:
     """A device as its streams see it; holds the device, so that no stream outlives it."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: SimulatedDevice, rng: random.Random) -> None:
         self._device = device
+        self._rng = rng
         self.uuid = device.uuid
 
     @property
@@ -324,7 +329,7 @@ class _StreamOwner:
         self._device.lose(error)
 
     def pause(self) -> None:
-        self._device.pause()
+        self._device.pause(self._rng)
 
     def meet(self, call: str) -> None:
         self._device.meet(call)
