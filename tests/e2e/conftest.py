@@ -1,11 +1,16 @@
-"""A combination that is left out is a failure: docs/trtllm.md says that each one is tested."""
+"""A combination that is left out is a failure: docs/trtllm.md says that each one is tested.
+
+``TRTLLM_CONFORMANCE_DEVICE=simulated`` runs all of these tests on a simulated CUDA device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+
+from tests.adapter.conformance.host.ondevice import default_machine
 
 _NEVER_SKIPPED = ("test_combinations", "test_refused")
 
@@ -19,3 +24,8 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} may not be skipped: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine() -> Iterator[None]:
+    yield from default_machine()

@@ -4,15 +4,20 @@
 NAME; ``rule://NAME`` breaks one rule; anything else does nothing but record.
 """
 
+from __future__ import annotations
+
 import hashlib
 import threading
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig
-from adapter.conformance.host.streams import HostEvent, HostStream
+from adapter.conformance.host.streams import HostEvent
 from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker, cache_salt_of
+
+if TYPE_CHECKING:  # torch is not needed here
+    from adapter.conformance.host.hardware import WorkEvent, WorkStream
 
 CALLS: dict[str, list[tuple[str, str, Any]]] = {}
 STORES: dict[str, dict[bytes, bytes]] = {}
@@ -265,16 +270,16 @@ class DictWorker(KvCacheConnectorWorker):
         super().__init__(llm_args)
         self.store = STORES.setdefault(llm_args.kv_connector_config.server_url, {})
         self.is_async = "async" in llm_args.kv_connector_config.server_url
-        self.loading: dict[int, HostEvent] = {}
-        self.saving: dict[int, HostEvent] = {}
-        self.last_save = HostEvent()
+        self.loading: dict[int, WorkEvent] = {}
+        self.saving: dict[int, WorkEvent] = {}
+        self.last_save: WorkEvent = HostEvent()  # never recorded: done
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         import torch
 
         self.pages = kv_cache_tensor.view(torch.uint8).view(kv_cache_tensor.shape[0], -1).numpy()
 
-    def start_load_kv(self, stream: HostStream) -> None:
+    def start_load_kv(self, stream: WorkStream) -> None:
         loads = self._metadata["loads"]  # type: ignore[index]
         for _, block, key in loads:
             data = self.store[key]
@@ -288,13 +293,13 @@ class DictWorker(KvCacheConnectorWorker):
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
 
-    def wait_for_save(self, stream: HostStream) -> None:
+    def wait_for_save(self, stream: WorkStream) -> None:
         self.save(self._metadata["saves"], stream)  # type: ignore[index]
 
-    def save(self, saves: list[tuple[int, bytes]], stream: HostStream) -> None:
+    def save(self, saves: list[tuple[int, bytes]], stream: WorkStream) -> None:
         for block, key in saves:
             stream.enqueue(lambda block=block, key=key: self.keep(block, key))  # type: ignore[misc]
-        stream.record_event(self.last_save)
+        self.last_save = stream.record_event()
 
     def keep(self, block: int, key: bytes) -> None:
         self.store[key] = self.pages[block].tobytes()
@@ -306,7 +311,7 @@ class DictWorker(KvCacheConnectorWorker):
         assert set(started_loading_req_ids) <= set(self.loading)
         return self.take(self.saving), self.take(self.loading)
 
-    def take(self, pending: dict[int, HostEvent]) -> list[int]:
+    def take(self, pending: dict[int, WorkEvent]) -> list[int]:
         done = [request for request, event in pending.items() if event.query()]
         for request in done:
             del pending[request]

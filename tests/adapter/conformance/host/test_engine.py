@@ -13,19 +13,19 @@ torch = pytest.importorskip("torch")
 
 from adapter.conformance.host.engine import HostEngine  # noqa: E402
 from adapter.conformance.host.errors import ExecutorDiedError  # noqa: E402
+from adapter.conformance.host.hardware import WorkStream  # noqa: E402
 from adapter.conformance.host.llm_args import LlmArgs  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.payload import PayloadModel  # noqa: E402
 from adapter.conformance.host.requests import HostResult  # noqa: E402
-from adapter.conformance.host.streams import HostStream  # noqa: E402
 from adapter.conformance.host.tokenizer import encode  # noqa: E402
 from adapter.conformance.host.weights import TINY, WIDE, write_model_dir  # noqa: E402
-from adapter.pages import find_pool  # noqa: E402
 from tests.adapter.conformance.host.connectors import (  # noqa: E402
     STORES,
     cache_config,
     connector_config,
 )
+from tests.adapter.conformance.host.ondevice import pool_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -140,17 +140,18 @@ def test_a_read_that_outlives_its_pages_takes_another_requests_bytes(
 ) -> None:
     """Fault B09: copies on a private stream are right only while the pages are held."""
     url = f"dict://{'keep' if hold else ''}-{next(COUNTER)}"
-    gate, private = threading.Event(), HostStream("private")
+    gate = threading.Event()
     cache = cache_config(8, enable_block_reuse=False)
     with HostEngine(args(model_dirs[0], url, cache), 16) as host:
         worker, page_of = host.connector.worker, host.connector.worker.pages
+        private = host.device.hardware.stream("private")
 
-        def save_late(saves: list[tuple[int, bytes]], stream: HostStream) -> None:
+        def save_late(saves: list[tuple[int, bytes]], stream: WorkStream) -> None:
             private.wait_stream(stream)
             private.enqueue(lambda: gate.wait(WAIT_S))
             for block, key in saves:
                 private.enqueue(lambda b=block, k=key: right.setdefault(k, page_of[b].tobytes()))  # type: ignore[misc]
-            private.record_event(worker.last_save)
+            worker.last_save = private.record_event()
 
         right: dict[bytes, bytes] = {}
         worker.save = save_late
@@ -159,7 +160,7 @@ def test_a_read_that_outlives_its_pages_takes_another_requests_bytes(
         host.submit(encode(TEXTS[2]), 1).result(WAIT_S)  # LIFO: takes the pages just freed
         gate.set()
         private.synchronize(WAIT_S)
-    private.close(WAIT_S)
+        private.close(WAIT_S)
     with HostEngine(args(model_dirs[0], f"{url}-on-m"), 16) as host:
         host.submit(prompts()[0], 1).result(WAIT_S)
     stored = STORES[f"{url}-on-m"]
@@ -215,9 +216,9 @@ def test_two_models_have_unequal_pages_and_other_logits(model_dirs: list[Path]) 
     for model in model_dirs:
         with HostEngine(args(model), 24) as host:
             outputs.append(host.submit(prompts()[0], 1).result(WAIT_S).logits[0])
-            pool = find_pool(host.pool.data_ptr(), 1)
-            assert pool is not None
-            pages.append(pool.num_bytes // 24)
+            num_bytes = pool_bytes(host.pool.data_ptr())
+            assert num_bytes is not None
+            pages.append(num_bytes // 24)
     assert pages[1] == 2 * pages[0]
     assert not torch.equal(outputs[0], outputs[1])
 
@@ -275,10 +276,10 @@ def test_the_pool_goes_with_the_engine() -> None:
     address = host.pool.data_ptr()
     host.submit([1] * 20, 1).result(WAIT_S)
     host.shutdown()
-    assert find_pool(address, 1) is not None
+    assert pool_bytes(address) is not None
     del host
     gc.collect()
-    assert find_pool(address, 1) is None
+    assert pool_bytes(address) is None
 
 
 def test_requests_that_could_never_run_are_refused() -> None:

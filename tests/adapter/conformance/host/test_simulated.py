@@ -14,7 +14,7 @@ from adapter.conformance.host.hardware import make_hardware  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.simulated import SimulatedHardware, simulating  # noqa: E402
 from protocol.device.backends import device_of  # noqa: E402
-from protocol.device.interface import MemoryKind  # noqa: E402
+from protocol.device.interface import DeviceError, MemoryKind  # noqa: E402
 from protocol.device.simulated.driver import current  # noqa: E402
 from protocol.device.simulated.settings import FOLDER  # noqa: E402
 from tests.adapter.conformance.host.lifecycles import WAIT_S, engine, prompt  # noqa: E402
@@ -117,7 +117,7 @@ def test_only_the_engines_own_threads_are_bound() -> None:
             for call in first:
                 call()  # type: ignore[operator]
             said.append(device.record(stream).query())
-        except Exception as error:
+        except DeviceError as error:
             said.append(error)
 
     for first in ((), (hardware.bind,)):

@@ -34,7 +34,7 @@ def pid(engine: object) -> int:
 
 def make(model: Path) -> Job:
     args = jobs.llm_args(model, tensor_parallel_size=2)
-    return Job(JobSpec(args, 32, 2, (HostOptions(), HostOptions())))
+    return Job(JobSpec(args, 32, 2, (HostOptions(), HostOptions()), dict(os.environ)))
 
 
 def test_nothing_outlives_a_job_that_is_closed(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from adapter.conformance.host.streams import HostEvent, HostStream
 from adapter.conformance.host.v2.pages import first_seen_block
 from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker
+
+if TYPE_CHECKING:  # torch is not needed here
+    from adapter.conformance.host.hardware import WorkEvent, WorkStream
 
 STORES: dict[str, dict[tuple[bytes, int], bytes]] = {}
 NUM_HONOURED: dict[str, list[tuple[int, int]]] = {}
@@ -153,7 +155,7 @@ class GroupWorker(KvCacheConnectorWorker):
         super().__init__(llm_args)
         self.store = STORES.setdefault(llm_args.kv_connector_config.server_url, {})
         self.is_async = "async" in llm_args.kv_connector_config.server_url
-        self.loading: dict[int, HostEvent] = {}
+        self.loading: dict[int, WorkEvent] = {}
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         raise AssertionError("a V2 cache is registered by its layout")
@@ -161,7 +163,7 @@ class GroupWorker(KvCacheConnectorWorker):
     def register_kv_cache_layout(self, layout: Any) -> None:
         self.groups = layout.groups
 
-    def start_load_kv(self, stream: HostStream) -> None:
+    def start_load_kv(self, stream: WorkStream) -> None:
         for request_id, moves in self._metadata["loads"]:  # type: ignore[index]
             for key, group, page in moves:
                 stream.enqueue(lambda k=key, g=group, p=page: self.fill(k, g, p))  # type: ignore[misc]
@@ -186,7 +188,7 @@ class GroupWorker(KvCacheConnectorWorker):
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
     def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
 
-    def wait_for_save(self, stream: HostStream) -> None:
+    def wait_for_save(self, stream: WorkStream) -> None:
         for key, group, page in self._metadata["saves"]:  # type: ignore[index]
             stream.enqueue(lambda k=key, g=group, p=page: self.keep(k, g, p))  # type: ignore[misc]
 

@@ -221,7 +221,8 @@ def test_payload_of_groups_is_checked_block_by_block(flags: str) -> None:
         with HostEngine(arguments, 24, model=model, options=options) as host:
             results = ask(host, at_once=True)
         assert (sum(result.num_loaded_tokens for result in results) > 0) == again
-        assert model.num_verified_pages > 0
+        # At first only what one request finds of another's, if that was computed in time.
+        assert model.num_verified_pages > 0 or not again
 
 
 def test_without_chunked_prefill_a_request_fits_into_one_forward(folder: Path) -> None:
