@@ -43,6 +43,12 @@ FILE_KEYS = (
 )
 KEYS = (*FILE_KEYS, "config")
 ENVIRONMENT_PREFIX = "KVKEEP_"
+SIMULATION = {
+    "KVKEEP_SIMULATED_CUDA",
+    "KVKEEP_SIMULATED_CUDA_SEED",
+    "KVKEEP_SIMULATED_CUDA_DELAY_US",
+}
+"""Of tests; read by the device's copier, and by nothing of the server's own process."""
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
@@ -175,7 +181,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     Returns:
         Names, sorted.
     """
-    known = {variable(key) for key in KEYS}
+    known = {variable(key) for key in KEYS} | SIMULATION
     return sorted(n for n in environ if n.startswith(ENVIRONMENT_PREFIX) and n not in known)
 
 

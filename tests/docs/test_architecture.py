@@ -9,6 +9,8 @@ from tests.repository import tree
 
 ROOMS = (
     "protocol",
+    "protocol/device",
+    "protocol/device/simulated",
     "server",
     "server/cli",
     "server/core",

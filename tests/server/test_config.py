@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.device.simulated import settings as simulated
 from protocol.errors import ConfigError, ErrorCode
 from server import config
 from server.config import GIB, MIB
@@ -118,6 +119,8 @@ def test_variables_that_are_no_settings_are_told_apart() -> None:
     environ = {config.variable(key): "" for key in config.KEYS}
     assert config.unknown_variables({**environ, "HOME": "/", "TRTLLM_KVKEEP_X": ""}) == []
     assert config.unknown_variables({**environ, "KVKEEP_L1SIZE": ""}) == ["KVKEEP_L1SIZE"]
+    simulation = {simulated.FOLDER: "/x", simulated.SEED: "1", simulated.DELAY_US: "0"}
+    assert config.unknown_variables({**environ, **simulation}) == []
 
 
 def test_b46_an_empty_url_is_not_the_default() -> None:
