@@ -123,3 +123,14 @@ def test_connector_config_of_a_real_host(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "server_url" not in make_kv_connector_config().names
     with pytest.raises(ConfigError, match="TRTLLM_KVKEEP_SERVER_URL"):
         make_kv_connector_config("tcp://localhost:1")
+
+
+def test_staging_is_one_of_its_choices() -> None:
+    environ = {"TRTLLM_KVKEEP_SERVER_URL": "ipc:///run/kvkeep.sock"}
+    assert read_settings(Args(), environ).staging == "auto"
+    for choice in ("auto", "ipc", "ring"):
+        environ[config.ENV_STAGING] = choice.upper()
+        assert read_settings(Args(), environ).staging == choice
+    environ[config.ENV_STAGING] = "pinned"
+    with pytest.raises(ConfigError, match=config.ENV_STAGING):
+        read_settings(Args(), environ)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from adapter.device import capture_device
+from protocol.device.interface import DeviceError
+from tests.adapter.gpu import simulated
 
 
 class FakeCuda:
@@ -48,3 +53,24 @@ def test_without_cuda_nothing_is_begun() -> None:
     capture_device(modules={})()
     capture_device(modules={"torch": SimpleNamespace()})()
     capture_device(modules={"torch": SimpleNamespace(cuda=FakeCuda(False))})()
+
+
+def test_the_pools_device_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        cuda = FakeCuda(True)
+        enter = capture_device(gpu.seam, {"torch": SimpleNamespace(cuda=cuda)})
+        failures: list[Exception] = []
+
+        def work() -> None:
+            try:
+                with pytest.raises(DeviceError):  # a new thread is on no device of ours
+                    gpu.device.create_stream()
+                enter()
+                gpu.device.create_stream()
+            except Exception as error:  # noqa: BLE001 - told below
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(10)
+        assert not failures

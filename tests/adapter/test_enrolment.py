@@ -11,7 +11,7 @@ import pytest
 
 from adapter.enrolment import RETRY_FIRST_NS, Enrolment, PoolFd, Registration, Stage
 from protocol.errors import ErrorCode, KvkeepError, ReplyError, UnreachableError
-from protocol.layout import MemfdMemory, RingMemory
+from protocol.layout import CudaIpcMemory, MemfdMemory, RingMemory
 from protocol.messages import Body, RegisterKvCache, RegisterKvCacheReply, Request
 from protocol.side import PoolOffer, SideError
 from tests.adapter.linking import make_pool, shard_pool
@@ -109,6 +109,29 @@ def test_a_reader_offers_nothing() -> None:
     assert peer.offers == []
     assert peer.asked[0].memory is None
     assert not enrolment.gave_pool
+
+
+HANDLE = CudaIpcMemory(
+    handle=b"h" * 64, device_uuid=b"u" * 16, base_offset_bytes=512, size_bytes=4 * 8192
+)
+
+
+def test_a_handle_goes_in_the_message_and_no_descriptor_before() -> None:
+    enrolment, peer = begin(is_reader=True)
+    enrolment.registration = replace(
+        enrolment.registration, handle=HANDLE, pools=(shard_pool(4),), memory_bytes=4 * 8192
+    )
+    enrolment.turn(0)
+    assert peer.offers == []
+    assert peer.asked[0].memory == HANDLE
+    assert enrolment.gave_pool  # it may be read from now on
+    peer.answer(None, refused(ErrorCode.NO_ROOM))
+    due_ns = enrolment.next_ns()
+    assert due_ns is not None
+    enrolment.turn(due_ns)
+    assert [asked.memory for asked in peer.asked] == [HANDLE, HANDLE]
+    peer.answer(None, refused(ErrorCode.POOL_INVALID))
+    assert stage(enrolment) == Stage.REFUSED
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NO_ROOM, ErrorCode.BUSY, ErrorCode.DUPLICATE])

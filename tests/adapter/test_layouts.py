@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from adapter.layouts import read_layout
 from adapter.pages import SharedPool
 from adapter.refusals import UncachedError
+from protocol.device.interface import MemoryKind
+from tests.adapter.gpu import simulated
 
 SLOTS = 5
 
@@ -190,6 +193,33 @@ def test_regions_in_two_pools_are_private(pool: SharedPool) -> None:
     _, memory = read_layout(layout)
     assert memory.export is None
     assert "several shared pools" in memory.why_private
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.VIRTUAL, MemoryKind.DEVICE])
+def test_regions_of_a_device_are_parts_without_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: MemoryKind
+) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        layout = make(gpu.malloc(4096, kind))
+        shape, memory = read_layout(layout)
+        assert memory.device is not None
+        assert (memory.export, memory.why_private) == (None, "")
+        keys = layout.groups[1].regions[0]
+        part = memory.groups[0].parts[0]
+        assert (part.flat, part.address, part.span_bytes) == (None, keys.base, keys.span)
+        assert (part.size_bytes, part.stride_bytes) == (keys.size, keys.stride)
+        assert shape.groups[0].page_bytes == memory.groups[0].page_bytes
+        assert memory.is_layered
+
+
+def test_regions_half_on_a_device_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pool: SharedPool
+) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        layout = make(pool.address)
+        layout.groups[0].regions[0].base = gpu.malloc(4096)
+        with pytest.raises(UncachedError, match="several devices"):
+            read_layout(layout)
 
 
 def test_reserved_device_memory_is_out_of_reach() -> None:

@@ -14,6 +14,7 @@ import pytest
 from adapter.pages import SharedPool
 from adapter.poolshape import PoolShape, is_host_mapped, is_managed, memory_of, read_tensor
 from adapter.refusals import UncachedError
+from tests.adapter.gpu import simulated
 from tests.adapter.test_identity import FakeTensor
 
 
@@ -75,6 +76,33 @@ def test_private_host_memory_is_reached_but_not_exported() -> None:
     assert "shared_pool" in memory.why_private
     memory.groups[0].parts[0].host[32] = 7
     assert array[1, 0, 0, 0] == 7
+
+
+def test_device_memory_has_its_device_and_no_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        address = gpu.malloc(3 * 4096)
+        content = gpu.content(address + 4096, 6 * 64).view(np.uint8).reshape(6, 2, 2, 16)
+        shape, memory = read_tensor(FakeTensor(content))
+        assert shape.groups[0].page_bytes == 64
+        (part,) = memory.groups[0].parts
+        assert (part.flat, part.address, part.span_bytes) == (None, address + 4096, 6 * 64)
+        assert (part.size_bytes, part.stride_bytes) == (64, 64)
+        assert memory.device is not None
+        assert memory.device.uuid == gpu.device.uuid
+        assert (memory.export, memory.why_private) == (None, "")
+        assert memory.is_layered
+
+
+def test_a_shared_pool_is_host_memory_where_there_are_devices_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with simulated(monkeypatch, tmp_path):
+        pool = SharedPool.create(6 * 64)
+        _, memory = read_tensor(FakeTensor(pool.view.reshape(6, 2, 2, 16)))
+        assert memory.device is None
+        assert memory.export is not None
 
 
 def test_device_memory_is_out_of_reach() -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from adapter.enrolment import PoolFd, Registration
 from adapter.household import Former, Household
 from adapter.metadata import ConnectorMetadata
 from adapter.visit import Visit
-from protocol.errors import ErrorCode, RequestError, UnreachableError
+from protocol.errors import ErrorCode, KvkeepError, RequestError, UnreachableError
 from protocol.ids import Epoch, SessionId
 from protocol.messages import Op, RegisterKvCacheReply
 from protocol.namespace import fingerprint
@@ -191,6 +192,33 @@ def test_a_refusal_is_kept_and_the_stay_goes_on(
     assert house.membership.access is None
     visit.turn(time.monotonic_ns(), registration, None)
     assert visit.next_ns(time.monotonic_ns()) is None
+    visit.close()
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+def test_a_refused_registration_may_be_replaced_and_is_asked_once(
+    house: Household, server: Responder, registration: Registration, has_other: bool
+) -> None:
+    said: list[KvkeepError] = []
+
+    def replaced(error: KvkeepError) -> bool:
+        said.append(error)
+        return has_other
+
+    def refuse(body: object) -> None:
+        raise RequestError(ErrorCode.UNSUPPORTED, "no GPU here")
+
+    server.handlers[Op.REGISTER_KV_CACHE] = refuse
+    wanted = replace(registration, on_refused=replaced)
+    visit = begin(house, server)
+    turn_until(visit, wanted, lambda: said)
+    for _ in range(3):
+        visit.turn(time.monotonic_ns(), wanted, None)
+    assert [error.code for error in said] == [ErrorCode.UNSUPPORTED]
+    assert "no GPU here" in said[0].message
+    assert (house.membership.refusal is None) == has_other
+    assert visit.has_left
+    assert not visit.may_leave  # so the keeper does not wait for it with the other one
     visit.close()
 
 

@@ -67,7 +67,7 @@ class Rig:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self.watched = Watched(gpu)
-        self.bench = Bench(self.watched)  # type: ignore[arg-type]
+        self.bench = Bench(self.watched)
         self.files: dict[int, ExtentFile] = {}
 
     def give(self, *numbers: int) -> None:
