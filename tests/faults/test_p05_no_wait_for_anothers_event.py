@@ -2,6 +2,9 @@
 
 On host memory that shows as: a load ends although the server, its copier and every other engine
 stand still; a save of one engine ends although another, which has one under way, stands still.
+
+On a device, the copier asks events of its own, and answers when they are done. Copiers that answer
+earlier, or use a slot of their buffer earlier again, were planted: each makes wrong bytes here.
 """
 
 from __future__ import annotations
@@ -10,12 +13,24 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from protocol.device.simulated import driver, settings
 from tests.faults.bystander import engaged, fill, read_all, read_slots, retrieve
 from tests.faults.inflight import NUM_CHUNKS, InFlight, content
+from tests.server.copier.gpuchild import (
+    FILL,
+    FIRST_BYTE,
+    GpuChild,
+    Pool,
+    delays,
+    exporter,
+    pages,
+)
 from tests.wire.client import make_keys, make_namespace
 from tests.wire.process import ROOT, ServerProcess
 
@@ -67,11 +82,132 @@ def test_others_go_on_beside_an_engine_that_stands_still(
 
 def test_no_source_names_an_event_of_another_process() -> None:
     """CUDA's events between processes would bring all of P05 back."""
-    banned = re.compile(r"cudaIpc(Get|Open)EventHandle|from_ipc_handle|interprocess=True")
+    banned = re.compile(
+        r"(?i)ipc(Get|Open)EventHandle|from_ipc_handle|interprocess=True|EventInterprocess"
+    )
     sources = [
         path for name in ("server", "protocol", "adapter") for path in (ROOT / name).rglob("*.py")
     ]
     assert len(sources) > 100
     found = [str(path) for path in sources if banned.search(path.read_text(encoding="utf-8"))]
     assert found == []
-    assert banned.search("torch.cuda.Event.from_ipc_handle(device, handle)")
+    for line in (
+        "torch.cuda.Event.from_ipc_handle(device, handle)",
+        "runtime.ipcGetEventHandle(e)",
+    ):
+        assert banned.search(line)
+
+
+# --- the copier of a device ------------------------------------------------------------------
+
+PAGE = 256 * 1024
+#: The copier as it is, with pieces of two pages and a device and writers that take their time.
+WHOLE = """
+import sys, time
+from server.copier import bounce, gpu, pipeline, writers
+bounce.Bounce.__init__.__defaults__ = (4 << 19, 1 << 19)
+def slowly(run):
+    def submit(self, token, source, target, runs):
+        def pause():
+            time.sleep(0.01)
+            yield from runs
+        return run(self, token, source, target, pause())
+    return submit
+writers.Writers.submit = slowly(writers.Writers.submit)
+"""
+PLANTED = {
+    "an answer before the event is done": """
+class Hasty:
+    def __init__(self, event): pass
+    def query(self): return True
+fly = pipeline.Flight.__init__
+def hastily(self, job, slot, piece, event, since_s):
+    fly(self, job, slot, piece, Hasty(event), since_s)
+pipeline.Flight.__init__ = hastily
+""",
+    "an answer before the page is written": """
+def forget(self, flight):
+    write(self, flight)
+    flight.job.num_flying -= 1
+def collected(self):
+    for written in self._writers.collect():
+        self._bounce.give_back(written.token.slot)
+write = pipeline.Pipeline._write
+pipeline.Pipeline._write = forget
+pipeline.Pipeline._take_written = collected
+""",
+    "a slot used again before it is written": """
+write = pipeline.Pipeline._write
+def early(self, flight):
+    write(self, flight)
+    self._bounce.give_back(flight.slot)
+def collected(self):
+    for written in self._writers.collect():
+        written.token.job.num_flying -= 1
+pipeline.Pipeline._write = early
+pipeline.Pipeline._take_written = collected
+""",
+}
+
+
+@pytest.fixture
+def gpu_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv(settings.FOLDER, str(tmp_path / "gpus"))
+    with driver.ending(tmp_path / "gpus"):
+        yield tmp_path / "gpus"
+
+
+def wrong_pages(script: str) -> int:
+    """Copies 64 pages to an extent; as each job is answered, its source changes, as the host may.
+
+    Returns:
+        Pages that do not hold what they should, looked at when they were answered.
+    """
+    pool = Pool(64 * PAGE)
+    with GpuChild(68 * PAGE, ("-c", f"{script}\ngpu.main(sys.argv[1:])"), delays(30_000)) as child:
+        assert child.open(pool.opening(1)) is None
+        should = pool.array.copy().reshape(64, PAGE)
+        for job in range(16):
+            child.copy(job, 1, pages(PAGE, range(4 * job, 4 * job + 4)))
+        num_wrong = 0
+        for _ in range(16):
+            answer = child.answer()
+            assert answer.error is None
+            chosen = slice(4 * answer.number, 4 * answer.number + 4)
+            found = child.extent[FIRST_BYTE:][: 64 * PAGE].reshape(64, PAGE)[chosen]
+            num_wrong += int((found != should[chosen]).any(axis=1).sum())
+            pool.array.reshape(64, PAGE)[chosen] = 0xAB
+    return num_wrong
+
+
+def test_what_a_devices_copier_answers_is_there(gpu_folder: Path) -> None:
+    assert wrong_pages(WHOLE) == 0
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_devices_copier_that_does_not_await_its_event_is_caught(
+    gpu_folder: Path, planted: str
+) -> None:
+    assert wrong_pages(WHOLE + PLANTED[planted]) > 0
+
+
+@pytest.mark.parametrize("signalled", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_devices_copier_goes_on_beside_an_engine_that_stands_still(
+    gpu_folder: Path, signalled: signal.Signals
+) -> None:
+    """It needs nothing of the engine but its memory, which stays as long as it is open."""
+    mine = Pool(16 * PAGE)
+    with (
+        exporter(16 * PAGE) as (engine, opening),
+        GpuChild(34 * PAGE, environ=delays(2000)) as child,
+    ):
+        assert child.open(opening) is None
+        assert child.open(mine.opening(2)) is None
+        engine.send_signal(signalled)
+        begun_s = time.monotonic()
+        child.copy(1, opening.number, pages(PAGE, range(16)))
+        child.copy(2, 2, pages(PAGE, range(16), range(16, 32)))
+        assert set(child.answers(2).values()) == {None}
+        assert time.monotonic() - begun_s < 5 * SECOND_S
+        assert (child.extent[FIRST_BYTE:][: 16 * PAGE] == FILL).all()
+        assert np.array_equal(child.extent[FIRST_BYTE + 16 * PAGE :][: 16 * PAGE], mine.array)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +16,7 @@ from protocol.device.simulated import driver, settings
 from protocol.device.simulated.driver import Allocation
 from server.copier.wire import Answer, Command, Kind, copy_commands
 from tests.server.copier.child import Child
+from tests.wire.process import ROOT
 
 UUID = settings.uuid_of(0)
 EXTENT = 4
@@ -113,3 +117,36 @@ def expected(extent: NDArray[np.uint8], pool: NDArray[np.uint8], parts: NDArray[
 def delays(longest_us: int, seed: int = 1) -> dict[str, str]:
     """The environment of a copier whose device takes its time."""
     return {settings.DELAY_US: str(longest_us), settings.SEED: str(seed)}
+
+
+FILL = 0x5A
+_EXPORTER = (
+    "import sys\n"
+    "from protocol.device.simulated import driver\n"
+    "here, num_bytes = driver.current(), int(sys.argv[1])\n"
+    "address = here.device(0).malloc(num_bytes)\n"
+    f"here.allocation_at(address).array[:] = {FILL}\n"
+    "print(here.device(0).export(address).handle.hex(), flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+@contextmanager
+def exporter(num_bytes: int) -> Iterator[tuple[subprocess.Popen[bytes], Command]]:
+    """Another process with an allocation full of FILL, and what opens it as pool 1."""
+    engine = subprocess.Popen(
+        [sys.executable, "-c", _EXPORTER, str(num_bytes)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    try:
+        handle = bytes.fromhex(engine.stdout.readline().decode())
+        yield engine, Command(Kind.OPEN_POOL, 1, size_bytes=num_bytes, handle=handle)
+    finally:
+        engine.kill()
+        engine.wait(10)
+        engine.stdin.close()
+        engine.stdout.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,15 +16,17 @@ from server.copier.wire import Answer, Command, Kind
 from tests.server.copier.child import Child
 from tests.server.copier.gpuchild import (
     EXTENT,
+    FILL,
     FIRST_BYTE,
     MODULE,
     GpuChild,
     Pool,
     delays,
     expected,
+    exporter,
     pages,
 )
-from tests.wire.process import ROOT, wait_until
+from tests.wire.process import wait_until
 
 MIB = 1 << 20
 PAGE = 128 * 1024
@@ -250,28 +250,9 @@ def children() -> list[str]:
     return path.read_text(encoding="ascii").split()
 
 
-EXPORTER = (
-    "import sys\n"
-    "from protocol.device.simulated import driver\n"
-    "here = driver.current()\n"
-    "address = here.device(0).malloc(1 << 20)\n"
-    "here.allocation_at(address).array[:] = 0x5A\n"
-    "print(here.device(0).export(address).handle.hex(), flush=True)\n"
-    "sys.stdin.read()\n"
-)
-
-
 def test_an_engine_killed_amid_copies_leaves_the_copier_alive(gpu_folder: Path) -> None:
-    engine = subprocess.Popen(
-        [sys.executable, "-c", EXPORTER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert engine.stdin is not None
-    assert engine.stdout is not None
-    opening = Command(
-        Kind.OPEN_POOL, 1, size_bytes=MIB, handle=bytes.fromhex(engine.stdout.readline().decode())
-    )
     other = Pool(MIB)
-    with GpuChild(4 * MIB, environ=delays(50_000)) as child:
+    with exporter(MIB) as (engine, opening), GpuChild(4 * MIB, environ=delays(50_000)) as child:
         assert child.open(opening) is None
         assert child.open(other.opening(2)) is None
         child.copy(1, 1, pages(PAGE, range(8)))
@@ -279,14 +260,12 @@ def test_an_engine_killed_amid_copies_leaves_the_copier_alive(gpu_folder: Path) 
         engine.kill()
         engine.wait()
         assert child.answers(2) == {(Kind.COPY, 1): None, (Kind.COPY, 2): None}
-        assert (child.extent[FIRST_BYTE:][:MIB] == 0x5A).all()  # it lives as long as it is open
+        assert (child.extent[FIRST_BYTE:][:MIB] == FILL).all()  # it lives as long as it is open
         assert np.array_equal(child.extent[FIRST_BYTE + MIB :][:MIB], other.array)
         assert child.call(Command(Kind.UNMAP_POOL, 1)).error is None
         assert ledger.census(gpu_folder, 0).freed_bytes == 0
         again = child.call(Command(Kind.OPEN_POOL, 3, size_bytes=MIB, handle=opening.handle))
         assert again.error is not None
-    engine.stdin.close()
-    engine.stdout.close()
 
 
 @pytest.mark.parametrize("call", ["copy", "run", "query"])

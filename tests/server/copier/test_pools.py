@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,32 +15,15 @@ from protocol.device.simulated.faults import Fault
 from server.copier.pools import Pool, Pools
 from server.copier.wake import Wake
 from server.copier.wire import Answer, Command, Kind
-from tests.server.copier.test_gpu import EXPORTER
-from tests.wire.process import ROOT
+from tests.server.copier.gpuchild import exporter
 
 MIB = 1 << 20
 
 
-@contextmanager
-def exporter() -> Iterator[bytes]:
-    """The handle of another process's allocation of 1 MiB."""
-    engine = subprocess.Popen(
-        [sys.executable, "-c", EXPORTER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert engine.stdin is not None
-    assert engine.stdout is not None
-    try:
-        yield bytes.fromhex(engine.stdout.readline().decode())
-    finally:
-        engine.stdin.close()
-        engine.wait(10)
-        engine.stdout.close()
-
-
 @pytest.fixture
 def handle(gpu_folder: Path) -> Iterator[bytes]:
-    with exporter() as found:
-        yield found
+    with exporter(MIB) as (_, opening):
+        yield opening.handle
 
 
 @pytest.fixture
