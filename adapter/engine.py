@@ -352,7 +352,7 @@ def _stage_instead(link: Link, prepared: Prepared, saver: Saver, error: KvkeepEr
         if shared.ring is not None:
             saver.use_ring(shared.ring)
         _register(link, prepared, shared, saver)
-    except (KvkeepError, OSError) as problem:
+    except (UncachedError, KvkeepError, OSError) as problem:
         LOGGER.warning("kvkeep: %s", problem)
         return False
     LOGGER.info("kvkeep: %s", shared.says)
