@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from protocol.device.interface import UUID_BYTES, Device, DeviceError, MemoryKind
 from protocol.device.simulated.settings import FOLDER, index_of
+
+if TYPE_CHECKING:
+    from protocol.device.simulated.driver import Driver
 
 
 def device_of(device_type: str, address: int) -> Device | None:
@@ -30,9 +33,9 @@ def device_of(device_type: str, address: int) -> Device | None:
     if driver is not None:
         place = driver.memory.find(address)
         if place is not None and place.kind is not MemoryKind.HOST:
-            return cast(Device, driver.device(place.owner))
+            return driver.device(place.owner)
     if device_type == "cuda":
-        return cast(Device, _cuda().device_of(address))
+        return cast("Device | None", _cuda().device_of(address))
     return None
 
 
@@ -50,7 +53,7 @@ def device_by_uuid(uuid: bytes) -> Device:
         driver = _simulated()
         if driver is None:
             raise DeviceError("cudaErrorNoDevice", "a simulated device that is not switched on")
-        return cast(Device, driver.device(index))
+        return driver.device(index)
     if len(uuid) != UUID_BYTES:
         raise DeviceError("cudaErrorInvalidDevice", f"a device's uuid of {len(uuid)} bytes")
     return cast(Device, _cuda().device_by_uuid(uuid))
@@ -64,15 +67,16 @@ def visible_devices() -> list[Device]:
     """
     driver = _simulated()
     if driver is not None:
-        return [cast(Device, device) for device in driver.devices()]
+        return list(driver.devices())
     return list(_cuda().visible_devices())
 
 
-def _simulated() -> Any:
+def _simulated() -> Driver | None:
     """The simulated driver; None where it is not switched on, and then nothing of it is loaded."""
     if not os.environ.get(FOLDER):
         return None
-    return importlib.import_module("protocol.device.simulated.driver").current()
+    module = importlib.import_module("protocol.device.simulated.driver")
+    return cast("Driver | None", module.current())
 
 
 def _cuda() -> Any:

@@ -22,9 +22,11 @@ from protocol.device.interface import (
     DeviceError,
     DeviceMemory,
     Direction,
+    Event,
     Exported,
     MemoryKind,
     Place,
+    Stream,
 )
 from protocol.device.simulated import copies, ledger
 from protocol.device.simulated.held import (
@@ -44,8 +46,6 @@ from protocol.device.simulated.streams import (
 
 if TYPE_CHECKING:
     from protocol.device.simulated.driver import Driver
-
-AnyStream = SimulatedStream | BorrowedStream
 
 _MAGIC = b"SIMULATED"
 _GIB = 1 << 30
@@ -118,17 +118,19 @@ class SimulatedDevice:
             raise DeviceError("cudaErrorInvalidResourceHandle", f"simulated stream {stream!r}")
         return BorrowedStream(found)
 
-    def record(self, stream: AnyStream) -> SimulatedEvent:
+    def record(self, stream: Stream) -> SimulatedEvent:
         """Marks the present end of a stream."""
         return self._on(stream, "record").record_event()
 
-    def wait(self, stream: AnyStream, event: SimulatedEvent) -> None:
+    def wait(self, stream: Stream, event: Event) -> None:
         """Makes work queued on a stream from now on wait for an event of this process."""
+        if not isinstance(event, SimulatedEvent):
+            raise DeviceError("cudaErrorInvalidResourceHandle", f"simulated wait for {event!r}")
         self._on(stream, "wait").wait_event(event)
 
     # --- copies ---
 
-    def copy(self, stream: AnyStream, batch: Batch, direction: Direction) -> None:
+    def copy(self, stream: Stream, batch: Batch, direction: Direction) -> None:
         """Queues copies. See ``copies`` for what is refused."""
         queue = self._on(stream, "copy")
         accepted = copies.accept(batch, direction, self._driver.memory, self._sees)
@@ -293,12 +295,13 @@ class SimulatedDevice:
         if rng.random() < _DELAYED_PIECES:
             self.pause(rng)
 
-    def _on(self, stream: AnyStream, call: str) -> SimulatedStream:
-        if stream.device_uuid != self.uuid:
+    def _on(self, stream: Stream, call: str) -> SimulatedStream:
+        queue = stream.stream if isinstance(stream, BorrowedStream) else stream
+        if not isinstance(queue, SimulatedStream) or queue.device_uuid != self.uuid:
             code = "cudaErrorInvalidResourceHandle"
             raise DeviceError(code, f"simulated {call} on another device's stream")
         self._call(call)
-        return stream.stream if isinstance(stream, BorrowedStream) else stream
+        return queue
 
     def _call(self, call: str) -> None:
         self._driver.check_process()

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from protocol.device.interface import DeviceError, MemoryKind
 
+_LONGEST_PIECE_S = 10.0
+"""Bounds the wait for a piece of a copy, which takes microseconds."""
+
 
 @dataclass(eq=False)
 class Range:
@@ -88,7 +91,7 @@ class Memory:
             if at == len(self._ranges) or self._ranges[at] is not old:
                 return False
             del self._bases[at], self._ranges[at]
-            self._changed.wait_for(lambda: old.num_users == 0)
+            self._changed.wait_for(lambda: old.num_users == 0, _LONGEST_PIECE_S)
             return True
 
     def find(self, address: int, num_bytes: int = 1) -> Range | None:

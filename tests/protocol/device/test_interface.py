@@ -31,7 +31,11 @@ def test_an_error_says_what_was_tried_and_what_came_of_it() -> None:
     assert not DeviceError("x", "y").is_sticky
 
 
-@pytest.mark.parametrize("implementation", [HostDevice, SimulatedDevice])
+IMPLEMENTATIONS: tuple[type[Device], ...] = (HostDevice, SimulatedDevice)
+"""That they fit is for the type checker to say, here; names of arguments are compared below."""
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_each_implementation_takes_what_the_interface_says(implementation: type[Any]) -> None:
     for name, wanted in inspect.getmembers(Device, inspect.isfunction):
         if name.startswith("_"):
