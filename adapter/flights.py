@@ -30,6 +30,10 @@ _LATE_NAP_S: Final = 0.05
 """Between looks at a load that has failed already, but may still be read by the device."""
 
 
+_FOR_GOOD: Final[list[Flight]] = []
+"""What ended engines left: the device may read it still, so nobody may let go of it."""
+
+
 class NoEvent:
     """Instead of an event that could not be recorded behind queued copies: none sees their end."""
 
@@ -224,6 +228,7 @@ class Landing:
                 now_s = time.monotonic()
                 give_up_s = now_s + self._patience_s if give_up_s is None else give_up_s
                 if self._flight.has_failed or now_s > give_up_s:
+                    _FOR_GOOD.append(self._flight)
                     return
             time.sleep(nap_s)
             longest_s = _LATE_NAP_S if self._flight.has_failed else _LONGEST_NAP_S

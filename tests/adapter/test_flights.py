@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from adapter import flights as flights_module
 from adapter.copy import LoadError
 from adapter.flights import Flight, Flights, Landing, LoadedMark, NoEvent
 from adapter.loadbatches import held_device_load
@@ -196,6 +198,18 @@ def test_a_stopped_loader_waits_for_the_device_a_while(
     event.is_done = True
     Landing(flights, one.flight, patience_s=0).run(lambda: True)
     assert one.flight.is_over
+
+
+def test_what_an_engine_leaves_behind_stays_held_though_nobody_knows_it(arena: DeviceArena) -> None:
+    flights = Flights()
+    flights.add(Watched(arena, FakeMark(is_done=False)).flight)
+    Landing(flights, flights._flying[0], patience_s=0).run(lambda: True)
+    del flights
+    gc.collect()
+    assert arena.users() == 2
+    flights_module._FOR_GOOD.pop()
+    gc.collect()
+    assert arena.users() == 0
 
 
 def test_many_threads_may_look(arena: DeviceArena) -> None:

@@ -1,0 +1,176 @@
+"""The worker's hooks with the pool on a simulated device, against a real server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapter.copy import LoadError
+from adapter.deviceloads import DeviceLoads
+from protocol.device.interface import MemoryKind
+from protocol.device.simulated.driver import Driver
+from protocol.device.simulated.faults import Fault
+from tests.adapter.devicearena import simulated_driver
+from tests.adapter.devicehost import WAIT_S, DeviceEngineRig
+from tests.adapter.enginerig import SIZE, launched, write_model
+from tests.adapter.hostlike import FakeRequest, Output, Report, tokens
+from tests.wire.process import ServerProcess, wait_until
+
+PROMPT = tokens(22)
+HOOK_S = 0.05
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
+    monkeypatch.setenv("TRTLLM_KVKEEP_STAGING", "ring")
+    with simulated_driver(tmp_path / "cuda", monkeypatch) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with launched() as process:
+        yield process
+
+
+def engine(server: ServerProcess, folder: Path, driver: Driver, **more: object) -> DeviceEngineRig:
+    made = DeviceEngineRig(server.url, write_model(folder / "m"), driver, **more)  # type: ignore[arg-type]
+    made.register()
+    return made
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.VIRTUAL, MemoryKind.MANAGED])
+@pytest.mark.parametrize("mode", ["sync", "layerwise"])
+def test_what_was_saved_from_a_device_is_loaded_into_it(
+    server: ServerProcess,
+    tmp_path: Path,
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: MemoryKind,
+    mode: str,
+) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", mode)
+    rig = engine(server, tmp_path, driver, kind=kind, first_page=3)
+    rig.run_saved(PROMPT)
+    for seed in range(3):  # what they share, and what they do not
+        other = PROMPT[:12] + tokens(10, seed)
+        assert rig.run_saved(other).offered == 12
+        assert rig.run_saved(other).offered == 20
+    assert rig.run_saved(PROMPT).offered == 20
+    assert max(rig.hook_s[name] for name in ("load", "wait_for_layer", "get_finished")) < HOOK_S
+    assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == 5 + 3 * (3 + 5), WAIT_S)
+    assert ("layerwise_batches" in rig.worker.counters()) == (mode == "layerwise")
+    rig.check_nothing_leased()
+    rig.close()
+
+
+def test_a_request_waits_outside_the_batch_while_the_device_loads(
+    server: ServerProcess, tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_CONFORMANCE_EPOCH", "E4")
+    rig = engine(server, tmp_path, driver)
+    rig.run_saved(PROMPT)
+    go = threading.Event()
+    rig.main.enqueue(lambda: go.wait(WAIT_S))  # a long forward before it
+    request, offered, pages = rig.begin(PROMPT)
+    assert rig.parked == [request.request_id]
+    begin_s = time.monotonic()
+    super(DeviceEngineRig, rig).iterate(Output())
+    assert time.monotonic() - begin_s < HOOK_S
+    assert rig.loading == {request.request_id}
+    go.set()
+    assert wait_until(lambda: rig.worker.counters().get("pages_loaded") == 5, WAIT_S)
+    rig.iterate(Output())
+    assert rig.loading == set()
+    rig.expect(PROMPT, pages, offered // SIZE)
+    rig.check_nothing_leased()
+    rig.close()
+
+
+def test_an_idle_engine_gives_its_lease_back(
+    server: ServerProcess, tmp_path: Path, driver: Driver
+) -> None:
+    rig = engine(server, tmp_path, driver)
+    rig.run_saved(PROMPT)
+    go = threading.Event()
+    rig.main.enqueue(lambda: go.wait(WAIT_S))
+    request, offered, pages = rig.begin(PROMPT)
+    report = Report(request.request_id, PROMPT, pages, 0, len(PROMPT) - offered)
+    super(DeviceEngineRig, rig).iterate(Output([report]))
+    assert rig.stats()["leases"] == 1
+    go.set()  # and no hook is called any more
+    rig.check_nothing_leased()
+    rig.expect(PROMPT, pages, 5)
+    rig.close()
+
+
+def test_a_load_that_a_device_fails_is_raised_and_nothing_of_it_is_saved(
+    server: ServerProcess, tmp_path: Path, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = engine(server, tmp_path, driver)
+    rig.run_saved(PROMPT)
+    longer = PROMPT[:20] + tokens(20, 9)
+    request, offered, pages = rig.begin(longer)
+    assert offered == 20
+    driver.faults.inject(Fault("copy", "cudaErrorUnknown"))
+    report = Report(request.request_id, longer, pages, 0, len(longer) - offered)
+    with pytest.raises(LoadError, match="cudaErrorUnknown"):
+        rig.iterate(Output([report]))
+    driver.faults.inject()
+    assert "uncached" in caplog.text
+    assert rig.query(FakeRequest(99, PROMPT)) == 0
+    assert rig.worker.counters()["loads_failed"] == 1
+    rig.close()
+
+
+def test_what_was_computed_on_a_slot_that_was_reused_reaches_nobody_else(
+    server: ServerProcess, tmp_path: Path, driver: Driver
+) -> None:
+    rig = engine(server, tmp_path, driver)
+    rig.run_saved(PROMPT)
+    longer = PROMPT[:20] + tokens(20, 9)
+    request, offered, pages = rig.begin(longer)
+    go = threading.Event()
+    rig.main.enqueue(lambda: go.wait(WAIT_S))
+    report = Report(request.request_id, longer, pages, 0, len(longer) - offered)
+    rig.worker.bind_connector_meta(rig.scheduler.build_connector_meta(Output([report])))
+    rig.worker.start_load_kv(rig.main)
+    rig.launch(rig.worker, lambda: rig.fill(longer, pages, 5))
+    rig.worker.wait_for_save(rig.main)
+    loads = rig.worker._loads
+    assert isinstance(loads, DeviceLoads)
+    (load,) = loads._flights._flying[0]._loads
+    load._rows[0].generations[:] += 1  # as if the slots were others by now
+    go.set()
+    rig.sample()
+    request.tokens.append(1)
+    assert rig.scheduler.request_finished(request, pages)
+    with pytest.raises(LoadError, match="was reused while a lease stood on it"):
+        rig.worker.get_finished([request.request_id], [])
+    rig.close()
+    other = engine(server, tmp_path, driver)
+    assert other.run_saved(longer).offered == 20  # and not what was computed behind them
+    other.close()
+
+
+def test_the_end_waits_a_bounded_time_for_the_device(
+    server: ServerProcess, tmp_path: Path, driver: Driver
+) -> None:
+    rig = engine(server, tmp_path, driver)
+    rig.run_saved(PROMPT)
+    go = threading.Event()
+    rig.main.enqueue(lambda: go.wait(WAIT_S))
+    request, offered, pages = rig.begin(PROMPT)
+    report = Report(request.request_id, PROMPT, pages, 0, len(PROMPT) - offered)
+    super(DeviceEngineRig, rig).iterate(Output([report]))
+    begin_s = time.monotonic()
+    rig.worker.shutdown()
+    assert time.monotonic() - begin_s < 6
+    go.set()
+    rig.expect(PROMPT, pages, 5)  # its extents were there to the end
+    rig.close()
