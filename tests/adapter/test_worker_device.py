@@ -24,18 +24,29 @@ PROMPT = tokens(22)
 HOOK_S = 0.05
 
 
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
-    monkeypatch.setenv("TRTLLM_KVKEEP_STAGING", "ring")
-    with simulated_driver(tmp_path / "cuda", monkeypatch) as driver:
-        yield driver
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Devices that the server's processes share."""
+    return tmp_path_factory.mktemp("cuda")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with launched() as process:
-        yield process
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVKEEP_SIMULATED_CUDA", str(folder))
+        with launched() as process:
+            yield process
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def driver(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Driver]:
+    """Saves go through a ring, or are read by the server's copier of the device."""
+    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
+    monkeypatch.setenv("TRTLLM_KVKEEP_STAGING", request.param)
+    with simulated_driver(folder, monkeypatch) as driver:
+        yield driver
 
 
 def engine(server: ServerProcess, folder: Path, driver: Driver, **more: object) -> DeviceEngineRig:
@@ -44,18 +55,16 @@ def engine(server: ServerProcess, folder: Path, driver: Driver, **more: object) 
     return made
 
 
-@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.VIRTUAL, MemoryKind.MANAGED])
 @pytest.mark.parametrize("mode", ["sync", "layerwise"])
 def test_what_was_saved_from_a_device_is_loaded_into_it(
     server: ServerProcess,
     tmp_path: Path,
     driver: Driver,
     monkeypatch: pytest.MonkeyPatch,
-    kind: MemoryKind,
     mode: str,
 ) -> None:
     monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", mode)
-    rig = engine(server, tmp_path, driver, kind=kind, first_page=3)
+    rig = engine(server, tmp_path, driver, first_page=3)  # not where its allocation begins
     rig.run_saved(PROMPT)
     for seed in range(3):  # what they share, and what they do not
         other = PROMPT[:12] + tokens(10, seed)
@@ -66,6 +75,22 @@ def test_what_was_saved_from_a_device_is_loaded_into_it(
     assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == 5 + 3 * (3 + 5), WAIT_S)
     assert ("layerwise_batches" in rig.worker.counters()) == (mode == "layerwise")
     rig.check_nothing_leased()
+    rig.close()
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.VIRTUAL, MemoryKind.MANAGED])
+@pytest.mark.parametrize("driver", ["ring"], indirect=True)
+def test_memory_that_no_handle_names_is_saved_through_the_ring_and_loaded_as_it_is(
+    server: ServerProcess,
+    tmp_path: Path,
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: MemoryKind,
+) -> None:
+    monkeypatch.delenv("TRTLLM_KVKEEP_STAGING")
+    rig = engine(server, tmp_path, driver, kind=kind)
+    for offered in (0, 20):
+        assert rig.run_saved(PROMPT).offered == offered
     rig.close()
 
 
