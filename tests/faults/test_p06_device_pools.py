@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -68,7 +69,7 @@ def check_engine(engine: DeviceEngine, seed: int) -> None:
 def test_the_device_says_how_long_an_allocation_is(
     server: ServerProcess, bystander: Bystander
 ) -> None:
-    wrong = [
+    wrong: list[dict[str, Any]] = [
         {"size_bytes": POOL + 1},
         {"base_offset_bytes": 1},
         {"base_offset_bytes": POOL, "size_bytes": POOL},
