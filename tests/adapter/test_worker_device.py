@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -73,7 +74,10 @@ def test_what_was_saved_from_a_device_is_loaded_into_it(
     assert rig.run_saved(PROMPT).offered == 20
     assert max(rig.hook_s[name] for name in ("load", "wait_for_layer", "get_finished")) < HOOK_S
     assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == 5 + 3 * (3 + 5), WAIT_S)
-    assert ("layerwise_batches" in rig.worker.counters()) == (mode == "layerwise")
+    counters = rig.worker.counters()
+    assert ("layerwise_batches" in counters) == (mode == "layerwise")
+    is_staged = mode == "layerwise" and os.environ["TRTLLM_KVKEEP_STAGING"] == "ring"
+    assert ("chunks_staged_by_layer" in counters) == is_staged
     rig.check_nothing_leased()
     rig.close()
 
@@ -132,6 +136,27 @@ def test_an_idle_engine_gives_its_lease_back(
     rig.check_nothing_leased()
     rig.expect(PROMPT, pages, 5)
     rig.close()
+
+
+def test_a_load_that_is_queued_outlives_its_server(tmp_path: Path, driver: Driver) -> None:
+    with launched() as own:
+        rig = engine(own, tmp_path, driver)
+        rig.run_saved(PROMPT)
+        go = threading.Event()
+        rig.main.enqueue(lambda: go.wait(WAIT_S))
+        request, offered, pages = rig.begin(PROMPT)
+        assert offered == 20
+        report = Report(request.request_id, PROMPT, pages, 0, len(PROMPT) - offered)
+        super(DeviceEngineRig, rig).iterate(Output([report]))
+        own.kill()
+        link = rig.worker.link
+        assert link is not None
+        assert wait_until(lambda: link.joined is None, WAIT_S)
+        super(DeviceEngineRig, rig).iterate(Output())
+        go.set()
+        rig.expect(PROMPT, pages, 5)
+        assert wait_until(lambda: rig.worker.counters().get("pages_loaded") == 5, WAIT_S)
+        rig.close()
 
 
 def test_a_load_that_a_device_fails_is_raised_and_nothing_of_it_is_saved(
