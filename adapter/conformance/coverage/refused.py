@@ -64,8 +64,8 @@ REFUSED: Final = (
     ),
     Case(
         "out_of_reach",
-        "a pool in memory that this version cannot read",
-        "this version cannot reach cuda memory",
+        "a pool in GPU memory where CUDA cannot be used, or whose address no GPU knows",
+        "this process cannot reach cuda memory",
         "§7",
     ),
     Case(
