@@ -1,10 +1,13 @@
 """An engine of the wire tests whose pool lies in the memory of a simulated device.
 
-The test's process is the exporter; the server's copier of that device opens the pool by its handle.
+The process that makes one is the exporter; the server's copier of that device opens the pool by its
+handle. ``python -m tests.faults.deviceengine URL SIDE MODEL`` is one that registers, sends a STORE
+of its whole pool, says ``ready`` and does nothing further, to be killed.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +15,8 @@ from protocol.device.simulated import driver, settings
 from protocol.layout import CudaIpcMemory, Region, ShardPool
 from protocol.messages import Done, RegisterKvCache, RegisterKvCacheReply, Unregister
 from protocol.namespace import Namespace
-from tests.wire.client import Engine
+from tests.faults.bystander import fill, submit_store
+from tests.wire.client import Engine, make_keys, make_namespace
 from tests.wire.process import ServerProcess
 
 
@@ -20,7 +24,8 @@ class DeviceEngine(Engine):
     """Registers device memory; whatever else it says of it is the test's choice.
 
     Args:
-        server: where.
+        url: of the server.
+        side_path: of its side socket.
         namespace: its own.
         device: number of the device.
         num_pages: of its pool.
@@ -32,9 +37,14 @@ class DeviceEngine(Engine):
     """
 
     def __init__(
-        self, server: ServerProcess, namespace: Namespace, device: int = 0, num_pages: int = 64
+        self,
+        url: str,
+        side_path: str,
+        namespace: Namespace,
+        device: int = 0,
+        num_pages: int = 64,
     ) -> None:
-        super().__init__(server.url, server.side_path, namespace, num_pages)
+        super().__init__(url, side_path, namespace, num_pages)
         current = driver.current()
         assert current is not None
         gpu = current.device(device)
@@ -84,7 +94,7 @@ def on_device(
         device: number of the device.
         register: False for a test that registers it itself.
     """
-    engine = DeviceEngine(server, namespace, device)
+    engine = DeviceEngine(server.url, server.side_path, namespace, device)
     try:
         if register:
             engine.register()
@@ -93,3 +103,17 @@ def on_device(
             engine.wire.call(Unregister(session=engine.session), Done)
     finally:
         engine.close()
+
+
+def main(url: str, side_path: str, model: str) -> None:
+    """An engine in the middle of a save."""
+    engine = DeviceEngine(url, side_path, make_namespace(model=model))
+    engine.register()
+    fill(engine, 5)
+    submit_store(engine, make_keys(5, 64), list(range(64)), 900)
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

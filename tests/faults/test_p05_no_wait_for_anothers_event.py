@@ -98,6 +98,15 @@ def test_no_source_names_an_event_of_another_process() -> None:
         assert banned.search(line)
 
 
+def test_no_source_hands_python_to_the_device_to_call() -> None:
+    """A callback of the driver's would take the GIL on the driver's own thread."""
+    banned = re.compile(r"(?i)(cudaLaunchHostFunc|launchHostFunc|StreamAddCallback|add_callback)\(")
+    for name in ("server", "protocol", "adapter"):
+        for path in (ROOT / name).rglob("*.py"):
+            assert not banned.search(path.read_text(encoding="utf-8")), path
+    assert banned.search("stream.launchHostFunc(work)")
+
+
 # --- the copier of a device ------------------------------------------------------------------
 
 PAGE = 256 * 1024

@@ -18,14 +18,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.device.simulated import driver, faults, settings
+from protocol.device.simulated import driver, faults, ledger, settings
 from protocol.device.simulated.faults import Fault
 from protocol.errors import ErrorCode, ReplyError
 from protocol.layout import Region
 from protocol.messages import Done, Unregister
 from protocol.namespace import Namespace
-from tests.faults.bystander import Bystander, fill, is_saved, read_all, submit_store
+from tests.faults.bystander import Bystander, fill, is_saved, read_all, stats, submit_store
 from tests.faults.deviceengine import DeviceEngine, on_device
+from tests.faults.held import HeldChild
 from tests.faults.test_p06_a_wrong_pool_harms_its_own import PAGE, POOL, REFUSED, WRONG
 from tests.wire.client import make_keys, make_namespace
 from tests.wire.process import ServerProcess, wait_until
@@ -156,7 +157,11 @@ def test_a_sticky_error_costs_one_devices_copier_and_nobody_else(
     assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize("holds_gil", [False, True], ids=["GIL released", "GIL held"])
+@pytest.mark.parametrize(
+    "holds_gil",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["GIL released", "GIL held"],
+)
 def test_a_driver_that_does_not_come_back_is_replaced(
     server: ServerProcess, bystander: Bystander, gpu_folder: Path, holds_gil: bool
 ) -> None:
@@ -165,7 +170,7 @@ def test_a_driver_that_does_not_come_back_is_replaced(
         check_engine(other, 1)
         check_engine(beside, 2)
         before = server.children()
-        leaving = DeviceEngine(server, own("leaves"), 0)
+        leaving = DeviceEngine(server.url, server.side_path, own("leaves"))
         leaving.register()
         check_engine(leaving, 3)
         fault = Fault("close", "", hang_s=90, holds_gil=holds_gil, device=0, command=OURS)
@@ -182,3 +187,44 @@ def test_a_driver_that_does_not_come_back_is_replaced(
         check_engine(beside, 6)
         assert len(set(before) & set(server.children())) == 2
     assert "Traceback" not in server.log()
+
+
+def test_a_copy_that_does_not_end_is_given_up(
+    server: ServerProcess, bystander: Bystander, gpu_folder: Path
+) -> None:
+    with on_device(server, own("hung"), 0) as hung, on_device(server, own("other"), 1) as other:
+        check_engine(hung, 1)
+        check_engine(other, 2)
+        faults.plant(gpu_folder, Fault("run", "", hang_s=90, device=0, command=OURS))
+        begun_s = time.monotonic()
+        stored = submit_store(hung, make_keys(3, 64), list(range(64)), 77, timeout_s=60)
+        check_engine(other, 4)
+        bystander.check()
+        assert time.monotonic() - begun_s < 8  # before the copier was given up
+        hung.wire.reply(stored, 60)
+        assert time.monotonic() - begun_s < 20
+        assert hung.lookup(make_keys(3, 64)).ready == 0
+        faults.plant(gpu_folder)
+        check_engine(hung, 5)
+    assert "Traceback" not in server.log()
+
+
+def test_an_engine_killed_amid_a_copy_leaves_nothing_on_the_device(
+    gpu_folder: Path, short_dir: Path, shm_dir: Path
+) -> None:
+    slow = {settings.DELAY_US: "200000"}
+    with (
+        ServerProcess(short_dir, shm_dir / "a", *SIZES, environ=slow) as server,
+        on_device(server, own("beside"), 0) as beside,
+    ):
+        check_engine(beside, 1)
+        before, copiers = ledger.census(gpu_folder, 0), server.children()
+        model = f"p06/killed/{os.urandom(4).hex()}"
+        arguments = [server.url, server.side_path, model]
+        with HeldChild("tests.faults.deviceengine", arguments) as engine:
+            assert engine.hear() == "ready"
+            engine.kill()
+            check_engine(beside, 2)
+            assert wait_until(lambda: ledger.census(gpu_folder, 0) == before, 20)
+        assert server.children() == copiers
+        assert stats(beside)["slots_reserved"] == 0
