@@ -18,8 +18,9 @@ thread; the loader's thread looks after what flies.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 from adapter.copy import LoadError
 from adapter.flights import Flight, Flights, Landing, LoadedMark, NoEvent
@@ -31,7 +32,7 @@ from adapter.loads import Leases, Loads, shards_of
 from adapter.metadata import LoadOrder
 from adapter.pagememory import PageMemory
 from adapter.saveentry import Mark
-from protocol.device.interface import Batch, Device, Direction, Event, Stream
+from protocol.device.interface import Batch, Device, DeviceError, Direction, Event, Stream
 from protocol.ids import Epoch, LeaseId
 
 _Batches = Callable[[Sequence[DeviceLoad]], Iterable[Batch]]
@@ -104,7 +105,8 @@ class DeviceLoads(Loads):
         self._device = device
         self._limit_s = limit_s
         self._flights = Flights()
-        self._own: Stream | None = None
+        self._own: list[Stream] = []
+        weakref.finalize(self, _close_all, self._own).atexit = False
         self._forward: object = None
         self._unlaunched: Event | None = None
 
@@ -186,10 +188,11 @@ class DeviceLoads(Loads):
 
     def _behind(self, main: Stream) -> Stream:
         """Our own stream, ordered behind what is queued on the main stream now."""
-        if self._own is None:
-            self._own = self._device.create_stream()
-        self._device.wait(self._own, self._device.record(main))
-        return self._own
+        if not self._own:
+            self._own.append(self._device.create_stream())
+        own = self._own[0]
+        self._device.wait(own, self._device.record(main))
+        return own
 
     def _park_flying(
         self, order: LoadOrder, owed: dict[bytes, LeaseId], leases: Leases, own: Stream
@@ -318,6 +321,12 @@ def loads_for(
     if memory.device is None:
         return Loads(memory, geometry, journal, loader, by_layer)
     return DeviceLoads(memory, geometry, journal, loader, memory.device, by_layer)
+
+
+def _close_all(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        with suppress(DeviceError):  # a device that failed took its streams along
+            stream.close()
 
 
 def _whole(loads: Sequence[DeviceLoad]) -> Iterable[Batch]:

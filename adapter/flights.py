@@ -24,8 +24,9 @@ from adapter.saveentry import Mark
 from protocol.device.interface import DeviceError
 from protocol.errors import ErrorCode
 
-_FIRST_NAP_S: Final = 0.0001
-_LONGEST_NAP_S: Final = 0.001
+_FIRST_NAP_S: Final = 0.001
+_LONGEST_NAP_S: Final = 0.02
+"""An engine at work looks by its hooks. Each look takes its thread the GIL for some 50 µs."""
 _LATE_NAP_S: Final = 0.05
 """Between looks at a load that has failed already, but may still be read by the device."""
 

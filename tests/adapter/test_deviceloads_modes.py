@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from adapter.copy import LoadError
 from protocol.device.simulated.faults import Fault
+from protocol.device.simulated.streams import SimulatedStream
 from tests.adapter.arena import UNTOUCHED
 from tests.adapter.devicearena import simulated_driver
 from tests.adapter.devicerig import LAYER, PAGE, WAIT_S, DeviceRig, order, seeds
@@ -63,8 +65,7 @@ def test_a_parked_request_arrives_once_its_pages_are_filled(rig: DeviceRig) -> N
 
 def test_a_background_load_holds_up_no_forward(rig: DeviceRig) -> None:
     rig.begin(order("a", (1, 1), 5, request_id=7))
-    own = rig.loads._own
-    assert own is not None
+    (own,) = rig.loads._own
     hold = rig.hold(own)  # type: ignore[arg-type]
     rig.begin(order("b", (2, 2), 6, request_id=8), order("c", (2, 3), 0))
     rig.launch()
@@ -76,6 +77,19 @@ def test_a_background_load_holds_up_no_forward(rig: DeviceRig) -> None:
     rig.settle()
     assert rig.loads.take_arrived([]) == [8]
     assert rig.is_filled(6, (2, 2))
+
+
+def test_a_stream_of_our_own_ends_with_the_loads(rig: DeviceRig) -> None:
+    rig.begin(order("a", (1, 1), 5, request_id=7))
+    (own,) = rig.loads._own
+    assert isinstance(own, SimulatedStream)
+    thread = own._thread
+    rig.settle()
+    del own, rig.loads
+    gc.collect()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert rig.is_filled(5, (1, 1))
 
 
 def test_a_background_load_that_fails_is_raised_and_its_request_never_runs(rig: DeviceRig) -> None:
