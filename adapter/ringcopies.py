@@ -11,7 +11,9 @@ Must not know: requests, sockets. Runs in: the saver's thread.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -68,6 +70,7 @@ class RingCopies:
             return
         if self._stream is None:
             self._stream = self._device.create_stream()
+            weakref.finalize(self, _close, self._stream).atexit = False
         batch = coalesce(batch_of_pages(group, cuts, self._ring.addresses(lot), pages))
         self._device.copy(self._stream, batch, Direction.TO_HOST)
         try:
@@ -90,6 +93,11 @@ class RingCopies:
                 )
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+
+
+def _close(stream: Stream) -> None:
+    with contextlib.suppress(DeviceError):  # a device that failed took its streams along
+        stream.close()
 
 
 def batch_of_pages(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from protocol.device.interface import DeviceError
 from protocol.device.simulated.faults import Fault
 from protocol.ids import ShardIndex
 from tests.adapter.gpu import Gpu, simulated
+from tests.adapter.responder import until
 
 PAGES, SIZES, GAP = 16, (1024, 3072), 512
 
@@ -82,6 +85,16 @@ def test_a_run_of_bytes_touches_nothing_else(gpu: Gpu) -> None:
     assert slot[900:1200] == rig.page(9)[900:1200]
     assert not any(slot[:900])
     assert not any(slot[1200:])
+
+
+def test_its_stream_goes_with_it(gpu: Gpu) -> None:
+    threads = threading.active_count()
+    rig = Rig(gpu)
+    rig.stage([1])
+    assert threading.active_count() > threads
+    del rig
+    gc.collect()
+    until(lambda: threading.active_count() == threads)
 
 
 def test_nothing_to_copy_is_no_copy(gpu: Gpu) -> None:
