@@ -26,7 +26,7 @@ from server.copier.bounce import Bounce
 from server.copier.channel import begin, receive, send
 from server.copier.mappings import Mappings
 from server.copier.pieces import check_bounds, cut
-from server.copier.pipeline import Flight, Job, Pipeline
+from server.copier.pipeline import Job, Passage, Pipeline
 from server.copier.pools import Pools
 from server.copier.wake import Wake
 from server.copier.wire import Answer, Command, Kind
@@ -68,10 +68,10 @@ class Copier:
         self._device_bytes = device_bytes
         self._wake = Wake()
         num_writers = min(_MAX_WRITERS, len(os.sched_getaffinity(0)))
-        self._writers: Writers[Flight] = Writers(num_writers, self._wake)
+        self._writers: Writers[Passage] = Writers(num_writers, self._wake)
         self._pools = Pools(device, self._wake)
         self._pipeline = Pipeline(device, bounce, self._writers)
-        self._piece_bytes = bounce.slot_bytes
+        self._piece_bytes = bounce.bay_bytes
         self._mappings = Mappings()
         self._parts: list[NDArray[np.int64]] = []
         self._using: dict[tuple[Kind, int], int] = {}

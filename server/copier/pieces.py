@@ -1,7 +1,7 @@
-"""Cuts copy jobs into pieces that fit a slot of the bounce buffer, and checks their bounds.
+"""Cuts copy jobs into pieces that fit a bay of the bounce buffer, and checks their bounds.
 
 Purpose: a job's bytes, one part after the other, are one long run; piece k is its k-th stretch of
-a slot's length. So a piece lies in its slot without gaps, in the job's order, and parts that are
+a bay's length. So a piece lies in its bay without gaps, in the job's order, and parts that are
 neighbours in the pool stay neighbours on the way. Must not know: devices, sockets, threads. Runs
 in: a device copier's main thread.
 """

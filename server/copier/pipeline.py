@@ -1,7 +1,7 @@
 """Copy jobs of one device under way: pages to the bounce buffer, and from there into the arena.
 
-Purpose: several pieces are in flight at once, so that the device's copy engine and the writing
-threads work side by side. A slot of the bounce buffer is used again only after the event behind its
+Purpose: several pieces are in passage at once, so that the device's copy engine and the writing
+threads work side by side. A bay of the bounce buffer is used again only after the event behind its
 device copy was seen done *and* the writing from it has ended (fault P05); a job has ended when that
 holds for all its pieces, so that no copy of it touches memory any more. Nothing here waits: events
 of this process are asked, in the order of their streams. Must not know: sockets, handles, which
@@ -37,7 +37,7 @@ class Job:
         address: the pool's first byte on the device.
         target: uint8[n], the extent.
         pieces: what is still to be queued.
-        num_flying: pieces that have a slot of the bounce buffer.
+        num_flying: pieces that have a bay of the bounce buffer.
         is_queued: whether no further piece will be queued.
         error: why it failed, or None.
     """
@@ -54,19 +54,19 @@ class Job:
 
 
 @dataclass(eq=False)
-class Flight:
+class Passage:
     """One piece on its way.
 
     Attributes:
         job: whose.
-        slot: of the bounce buffer.
+        bay: of the bounce buffer.
         piece: what.
         event: behind its device copy.
         since_s: when that was queued.
     """
 
     job: Job
-    slot: int
+    bay: int
     piece: Piece
     event: Event
     since_s: float
@@ -77,18 +77,18 @@ class Pipeline:
 
     Args:
         device: bound to the calling thread.
-        bounce: its slots are used by nobody else.
+        bounce: its bays are used by nobody else.
         writers: used by nobody else.
     """
 
-    def __init__(self, device: Device, bounce: Bounce, writers: Writers[Flight]) -> None:
+    def __init__(self, device: Device, bounce: Bounce, writers: Writers[Passage]) -> None:
         self._device = device
         self._bounce = bounce
         self._writers = writers
         self._jobs: dict[Job, None] = {}
         self._waiting: deque[Job] = deque()
-        lanes = [(device.create_stream(), deque[Flight]()) for _ in range(NUM_STREAMS)]
-        self._lanes: deque[tuple[Stream, deque[Flight]]] = deque(lanes)
+        streams = [(device.create_stream(), deque[Passage]()) for _ in range(NUM_STREAMS)]
+        self._streams: deque[tuple[Stream, deque[Passage]]] = deque(streams)
 
     @property
     def num_jobs(self) -> int:
@@ -98,12 +98,12 @@ class Pipeline:
     @property
     def is_asking(self) -> bool:
         """Whether the device is at work, so that ``step`` is due again soon."""
-        return any(flights for _, flights in self._lanes)
+        return any(passages for _, passages in self._streams)
 
     @property
     def oldest_s(self) -> float | None:
         """When the copy was queued that the device has had for longest, or None."""
-        return min((flights[0].since_s for _, flights in self._lanes if flights), default=None)
+        return min((passages[0].since_s for _, passages in self._streams if passages), default=None)
 
     def add(self, job: Job) -> None:
         """Queues a job behind all others."""
@@ -124,9 +124,9 @@ class Pipeline:
                 may follow.
         """
         self._take_written()
-        for _, flights in self._lanes:
-            while flights and flights[0].event.query():
-                self._write(flights.popleft())
+        for _, passages in self._streams:
+            while passages and passages[0].event.query():
+                self._write(passages.popleft())
         self._queue(now_s)
         ended = [job for job in self._jobs if job.is_queued and not job.num_flying]
         for job in ended:
@@ -154,26 +154,26 @@ class Pipeline:
             job.error = job.error or error
         self._jobs.clear()
         self._waiting.clear()
-        for _, flights in self._lanes:
-            flights.clear()
+        for _, passages in self._streams:
+            passages.clear()
         return jobs
 
     def close(self) -> None:
         """Ends the streams; no job is under way."""
-        for stream, _ in self._lanes:
+        for stream, _ in self._streams:
             stream.close()
 
     def _take_written(self) -> None:
         for written in self._writers.collect():
-            flight = written.token
-            self._bounce.give_back(flight.slot)
-            flight.job.num_flying -= 1
+            passage = written.token
+            self._bounce.give_back(passage.bay)
+            passage.job.num_flying -= 1
             if written.error is not None:
-                self._fail(flight.job, written.error)
+                self._fail(passage.job, written.error)
 
-    def _write(self, flight: Flight) -> None:
+    def _write(self, passage: Passage) -> None:
         self._writers.submit(
-            flight, self._bounce.view(flight.slot), flight.job.target, target_runs(flight.piece)
+            passage, self._bounce.view(passage.bay), passage.job.target, target_runs(passage.piece)
         )
 
     def _queue(self, now_s: float) -> None:
@@ -187,24 +187,24 @@ class Pipeline:
                 self._fly(job, piece, now_s)
 
     def _fly(self, job: Job, piece: Piece, now_s: float) -> None:
-        slot = self._bounce.take()
+        bay = self._bounce.take()
         batch = Batch(
-            targets=self._bounce.address(slot) + piece.within,
+            targets=self._bounce.address(bay) + piece.within,
             sources=job.address + piece.moves.sources,
             sizes=piece.moves.sizes,
         )
-        stream, flights = self._lanes[0]
+        stream, passages = self._streams[0]
         try:
             self._device.copy(stream, batch, Direction.TO_HOST)
         except DeviceError as error:
             if error.is_sticky:
                 raise
-            self._bounce.give_back(slot)  # nothing was queued
+            self._bounce.give_back(bay)  # nothing was queued
             self._fail(job, str(error))
             return
-        flights.append(Flight(job, slot, piece, self._device.record(stream), now_s))
+        passages.append(Passage(job, bay, piece, self._device.record(stream), now_s))
         job.num_flying += 1
-        self._lanes.rotate(1)
+        self._streams.rotate(1)
 
     def _fail(self, job: Job, error: str) -> None:
         """Queues no more of it; it ends once the pieces that fly have landed."""

@@ -4,7 +4,7 @@ On host memory that shows as: a load ends although the server, its copier and ev
 stand still; a save of one engine ends although another, which has one under way, stands still.
 
 On a device, the copier asks events of its own, and answers when they are done. Copiers that answer
-earlier, or use a slot of their buffer earlier again, were planted: each makes wrong bytes here.
+earlier, or use a bay of their buffer earlier again, were planted: each makes wrong bytes here.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_no_source_hands_python_to_the_device_to_call() -> None:
 # --- the copier of a device ------------------------------------------------------------------
 
 PAGE = 256 * 1024
-#: The copier as it is, with pieces of two pages and a device and writers that take their time.
+#: The copier as it is, with pieces of two pages and writers that take their time.
 WHOLE = """
 import sys, time
 from server.copier import bounce, gpu, pipeline, writers
@@ -118,44 +118,56 @@ bounce.Bounce.__init__.__defaults__ = (4 << 19, 1 << 19)
 def slowly(run):
     def submit(self, token, source, target, runs):
         def pause():
-            time.sleep(0.01)
+            time.sleep(PAUSE_S)
             yield from runs
         return run(self, token, source, target, pause())
     return submit
 writers.Writers.submit = slowly(writers.Writers.submit)
 """
+SLOW_DEVICE, SLOW_WRITERS = (0.0, 30_000), (0.05, 1000)
+"""Seconds that a writer takes, microseconds that the device takes at most."""
+
 PLANTED = {
-    "an answer before the event is done": """
+    "an answer before the event is done": (
+        SLOW_DEVICE,
+        """
 class Hasty:
     def __init__(self, event): pass
     def query(self): return True
-fly = pipeline.Flight.__init__
-def hastily(self, job, slot, piece, event, since_s):
-    fly(self, job, slot, piece, Hasty(event), since_s)
-pipeline.Flight.__init__ = hastily
+fly = pipeline.Passage.__init__
+def hastily(self, job, bay, piece, event, since_s):
+    fly(self, job, bay, piece, Hasty(event), since_s)
+pipeline.Passage.__init__ = hastily
 """,
-    "an answer before the page is written": """
-def forget(self, flight):
-    write(self, flight)
-    flight.job.num_flying -= 1
+    ),
+    "an answer before the page is written": (
+        SLOW_WRITERS,
+        """
+def forget(self, passage):
+    write(self, passage)
+    passage.job.num_flying -= 1
 def collected(self):
     for written in self._writers.collect():
-        self._bounce.give_back(written.token.slot)
+        self._bounce.give_back(written.token.bay)
 write = pipeline.Pipeline._write
 pipeline.Pipeline._write = forget
 pipeline.Pipeline._take_written = collected
 """,
-    "a slot used again before it is written": """
+    ),
+    "a bay used again before it is written": (
+        SLOW_WRITERS,
+        """
 write = pipeline.Pipeline._write
-def early(self, flight):
-    write(self, flight)
-    self._bounce.give_back(flight.slot)
+def early(self, passage):
+    write(self, passage)
+    self._bounce.give_back(passage.bay)
 def collected(self):
     for written in self._writers.collect():
         written.token.job.num_flying -= 1
 pipeline.Pipeline._write = early
 pipeline.Pipeline._take_written = collected
 """,
+    ),
 }
 
 
@@ -166,14 +178,20 @@ def gpu_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         yield tmp_path / "gpus"
 
 
-def wrong_pages(script: str) -> int:
+def wrong_pages(pace: tuple[float, int], planted: str = "") -> int:
     """Copies 64 pages to an extent; as each job is answered, its source changes, as the host may.
+
+    Args:
+        pace: how slow what is.
+        planted: what is changed in the copier.
 
     Returns:
         Pages that do not hold what they should, looked at when they were answered.
     """
+    pause_s, delay_us = pace
+    script = f"{WHOLE}\nPAUSE_S = {pause_s}\n{planted}\ngpu.main(sys.argv[1:])"
     pool = Pool(64 * PAGE)
-    with GpuChild(68 * PAGE, ("-c", f"{script}\ngpu.main(sys.argv[1:])"), delays(30_000)) as child:
+    with GpuChild(68 * PAGE, ("-c", script), delays(delay_us)) as child:
         assert child.open(pool.opening(1)) is None
         should = pool.array.copy().reshape(64, PAGE)
         for job in range(16):
@@ -189,15 +207,16 @@ def wrong_pages(script: str) -> int:
     return num_wrong
 
 
-def test_what_a_devices_copier_answers_is_there(gpu_folder: Path) -> None:
-    assert wrong_pages(WHOLE) == 0
+@pytest.mark.parametrize("pace", [SLOW_DEVICE, SLOW_WRITERS], ids=["device", "writers"])
+def test_what_a_devices_copier_answers_is_there(gpu_folder: Path, pace: tuple[float, int]) -> None:
+    assert wrong_pages(pace) == 0
 
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_devices_copier_that_does_not_await_its_event_is_caught(
     gpu_folder: Path, planted: str
 ) -> None:
-    assert wrong_pages(WHOLE + PLANTED[planted]) > 0
+    assert wrong_pages(*PLANTED[planted]) > 0
 
 
 @pytest.mark.parametrize("signalled", [signal.SIGSTOP, signal.SIGKILL])

@@ -1,4 +1,4 @@
-"""Jobs under way on a simulated device: slots come back only when nothing touches them."""
+"""Jobs under way on a simulated device: bays come back only when nothing touches them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from protocol.device.simulated import driver, faults, settings
 from protocol.device.simulated.faults import Fault
 from server.copier.bounce import Bounce
 from server.copier.pieces import cut
-from server.copier.pipeline import Flight, Job, Pipeline
+from server.copier.pipeline import Job, Passage, Pipeline
 from server.copier.wake import Wake
 from server.copier.writers import Writers
 
-SLOT = 64 * 1024
-NUM_SLOTS = 4
+BAY = 64 * 1024
+NUM_BAYS = 4
 POOL = 2 << 20
 
 
 class Setup:
     def __init__(self, device: Device) -> None:
         self.wake = Wake()
-        self.bounce = Bounce(device, NUM_SLOTS * SLOT, SLOT)
-        self.writers: Writers[Flight] = Writers(2, self.wake)
+        self.bounce = Bounce(device, NUM_BAYS * BAY, BAY)
+        self.writers: Writers[Passage] = Writers(2, self.wake)
         self.pipeline = Pipeline(device, self.bounce, self.writers)
         self.memory = device.allocate(POOL)
         current = driver.current()
@@ -40,7 +40,7 @@ class Setup:
         self.extent = np.zeros(POOL, dtype=np.uint8)
 
     def job(self, number: int, parts: NDArray[np.int64]) -> Job:
-        return Job(number, 1, 1, self.memory.address, self.extent, cut(parts, SLOT))
+        return Job(number, 1, 1, self.memory.address, self.extent, cut(parts, BAY))
 
     def run(self, limit_s: float = 20) -> list[Job]:
         """Steps until no job is left."""
@@ -70,7 +70,7 @@ def parts(*triples: tuple[int, int, int]) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_jobs_of_all_sizes_share_few_slots(
+def test_jobs_of_all_sizes_share_few_bays(
     monkeypatch: pytest.MonkeyPatch, gpu_folder: Path, seed: int
 ) -> None:
     monkeypatch.setenv(settings.SEED, str(seed))
@@ -95,12 +95,12 @@ def test_jobs_of_all_sizes_share_few_slots(
     assert sorted(job.number for job in ended) == list(range(40))
     assert all(job.error is None for job in ended)
     assert np.array_equal(setup.extent, expected)
-    assert setup.bounce.num_free == NUM_SLOTS
+    assert setup.bounce.num_free == NUM_BAYS
     assert setup.pipeline.oldest_s is None
     setup.close()
 
 
-def test_a_job_longer_than_all_slots_goes_through_them(setup: Setup) -> None:
+def test_a_job_longer_than_all_bays_goes_through_them(setup: Setup) -> None:
     setup.pipeline.add(setup.job(1, parts((0, 0, POOL))))
     setup.pipeline.step(0.0)
     assert setup.bounce.num_free == 0  # several pieces at once
@@ -120,12 +120,12 @@ def test_a_job_without_bytes_ends_at_once(setup: Setup) -> None:
 
 
 def test_jobs_are_begun_in_order(setup: Setup) -> None:
-    """A long one before a short one: the short one gets its slot when the long one has all its."""
-    setup.pipeline.add(setup.job(1, parts((0, 0, 16 * SLOT))))
-    setup.pipeline.add(setup.job(2, parts((0, 20 * SLOT, 10))))
+    """A long one before a short one: the short one gets its bay when the long one has all its."""
+    setup.pipeline.add(setup.job(1, parts((0, 0, 16 * BAY))))
+    setup.pipeline.add(setup.job(2, parts((0, 20 * BAY, 10))))
     ended = [job.number for job in setup.run()]
     assert sorted(ended) == [1, 2]
-    assert np.array_equal(setup.extent[: 16 * SLOT], setup.pool[: 16 * SLOT])
+    assert np.array_equal(setup.extent[: 16 * BAY], setup.pool[: 16 * BAY])
     setup.close()
 
 
@@ -133,16 +133,16 @@ def test_a_job_that_cannot_be_queued_fails_after_its_pieces_have_landed(
     setup: Setup, gpu_folder: Path
 ) -> None:
     faults.plant(gpu_folder, Fault("copy", "cudaErrorInvalidValue", after=2, times=1))
-    setup.pipeline.add(setup.job(1, parts((0, 0, 4 * SLOT))))
-    setup.pipeline.add(setup.job(2, parts((0, 8 * SLOT, SLOT))))
+    setup.pipeline.add(setup.job(1, parts((0, 0, 4 * BAY))))
+    setup.pipeline.add(setup.job(2, parts((0, 8 * BAY, BAY))))
     ended = {job.number: job for job in setup.run()}
     assert ended[1].error is not None
     assert "cudaErrorInvalidValue" in ended[1].error
     assert ended[1].num_flying == 0
     assert ended[2].error is None
-    assert np.array_equal(setup.extent[: 2 * SLOT], setup.pool[: 2 * SLOT])
-    assert not setup.extent[2 * SLOT : 8 * SLOT].any()
-    assert setup.bounce.num_free == NUM_SLOTS
+    assert np.array_equal(setup.extent[: 2 * BAY], setup.pool[: 2 * BAY])
+    assert not setup.extent[2 * BAY : 8 * BAY].any()
+    assert setup.bounce.num_free == NUM_BAYS
     setup.close()
 
 
@@ -153,7 +153,7 @@ def test_after_the_devices_failure_every_job_ends_and_nothing_more_is_written(
     fault = Fault(call, "cudaErrorIllegalAddress", is_sticky=True, after=1)
     faults.plant(gpu_folder, fault)
     for number in range(3):
-        setup.pipeline.add(setup.job(number, parts((0, number * 4 * SLOT, 4 * SLOT))))
+        setup.pipeline.add(setup.job(number, parts((0, number * 4 * BAY, 4 * BAY))))
     done: list[Job] = []
     with pytest.raises(DeviceError):
         done = run_on(setup)
@@ -171,9 +171,9 @@ def run_on(setup: Setup) -> list[Job]:
 
 
 def test_an_error_of_recording_is_the_devices_failure(setup: Setup, gpu_folder: Path) -> None:
-    """The copy before it was queued, so its slot and its job cannot be let go."""
+    """The copy before it was queued, so its bay and its job cannot be let go."""
     faults.plant(gpu_folder, Fault("record", "cudaErrorInvalidValue"))
-    setup.pipeline.add(setup.job(1, parts((0, 0, SLOT))))
+    setup.pipeline.add(setup.job(1, parts((0, 0, BAY))))
     with pytest.raises(DeviceError):
         setup.pipeline.step(0.0)
     [job] = setup.pipeline.abandon("failed", 10)
