@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from adapter.ring import StagingRing
 from adapter.stagedrun import StagedRun
 from adapter.staging import Stager, stage_layer, stage_pages
 from protocol.ids import ShardIndex
+from tests.adapter.gpu import simulated
 
 PAGES = 6
 
@@ -112,3 +115,35 @@ def test_a_page_outside_is_an_error_and_the_stager_survives_it(bad: int) -> None
     assert not stager.stage_layer(99, [run])
     assert journal.counters()["stagings_failed"] == 3
     assert stager.stage(lot, np.array([3, 4], dtype=np.int32))
+
+
+def test_pages_of_a_device_go_by_its_stream_and_bad_ones_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = memory()
+    with simulated(monkeypatch, tmp_path) as gpu:
+        parts = []
+        for part in host.groups[0].parts:
+            address = gpu.malloc(part.span_bytes)
+            gpu.content(address, part.span_bytes)[:] = part.host
+            parts.append(
+                PagePart.on_device(address, part.span_bytes, part.size_bytes, part.stride_bytes)
+            )
+        pages = replace(host, groups=(GroupPages(tuple(parts), PAGES),), device=gpu.seam)
+        group = GroupGeometry(PAGES, pages.groups[0].page_bytes)
+        ring = StagingRing(Geometry(4, 1, (group,), (ShardIndex(0),)), device=gpu.seam)
+        journal = Journal(logging.getLogger("test"))
+        stager, lot = Stager(pages, ring, journal), ring.take(0, 2)
+        assert lot is not None
+        assert not stager.stage(lot, np.array([0, PAGES], dtype=np.int32))
+        assert not stager.stage(lot, np.array([-1, 0], dtype=np.int32))
+        assert journal.counters()["stagings_failed"] == 2
+        assert not ring.page(0, int(lot.slots[0])).any()
+        ids = np.array([5, 2], dtype=np.int32)
+        for layer in (3, 1, 0, 2):
+            assert stager.stage_layer(layer, [StagedRun(1, 0, 2, ids, lot, bind=1)])
+        for page, slot in zip((5, 2), lot.slots.tolist(), strict=True):
+            assert ring.page(0, slot).tobytes() == page_of(host, page)
+        assert stager.stage(lot, ids[::-1].copy())
+        for page, slot in zip((2, 5), lot.slots.tolist(), strict=True):
+            assert ring.page(0, slot).tobytes() == page_of(host, page)
