@@ -47,6 +47,7 @@ _ON_DEVICES: Final = (
     ("V1", "one allocation", "opens it by its handle"),
     ("V1, `v1_private`", "managed memory", "gets saves through the staging ring"),
     ("V2", "virtual memory, mapped from pieces", "gets saves through the staging ring"),
+    ("any, `layerwise`", "as above", "gets saves through the staging ring, layer by layer"),
 )
 """Layout, what its memory is on a device, how the server reaches it (host contract §7)."""
 

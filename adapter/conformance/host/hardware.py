@@ -48,6 +48,9 @@ class WorkStream(Protocol):
     def wait_stream(self, stream: Any) -> None:
         """Make work queued later wait for what ``stream`` has queued now."""
 
+    def query(self) -> bool:
+        """Whether everything queued before is done; raises if some of it failed."""
+
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Block until everything queued before is done."""
 

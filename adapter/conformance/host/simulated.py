@@ -57,7 +57,7 @@ class SimulatedHardware:
         made = self._driver.allocation_at(address)
         assert made is not None
         # Holds the mapping too: a tensor that outlives the driver reads what is freed, not a hole.
-        held = (ctypes.c_uint8 * num_bytes).from_buffer(made.array)
+        held = (ctypes.c_uint8 * num_bytes).from_buffer(made.array.data)
         weakref.finalize(held, self._device.free, address).atexit = False
         return torch.frombuffer(held, dtype=torch.uint8)
 

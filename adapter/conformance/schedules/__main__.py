@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +59,7 @@ def _run_mode(
     tally = Tally()
     share, rest = divmod(options.count, max(1, len(chosen)))
     with ExitStack() as stack:
-        environ = {}
+        environ: Mapping[str, str] = {}
         if options.device == "simulated":
             environ = stack.enter_context(simulating(seed))
         service = stack.enter_context(serving(environ))

@@ -3,7 +3,8 @@
 import gc
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_memory_goes_with_the_last_tensor_over_it() -> None:
     ],
 )
 def test_an_engine_computes_there_what_it_computes_in_host_memory(
-    options: dict[str, object], kind: MemoryKind
+    options: dict[str, Any], kind: MemoryKind
 ) -> None:
     with engine(device="host", **options) as host:
         expected = host.submit(prompt(30), 5).result(WAIT_S).tokens
@@ -112,11 +113,11 @@ def test_only_the_engines_own_threads_are_bound() -> None:
     stream = hardware.stream("S")
     said: list[object] = []
 
-    def ask(*first: object) -> None:
+    def ask(*first: Callable[[], None]) -> None:
         try:
             for call in first:
-                call()  # type: ignore[operator]
-            said.append(device.record(stream).query())
+                call()
+            said.append(device.record(device.borrow_stream(stream)).query())
         except DeviceError as error:
             said.append(error)
 
