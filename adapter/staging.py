@@ -96,12 +96,13 @@ def stage_pages(memory: PageMemory, ring: StagingRing, lot: Lot, pages: NDArray[
     """
     group = memory.groups[lot.group]
     _check(group, pages)
+    parts = [(part.host, part.stride_bytes, part.size_bytes) for part in group.parts]
     for page, slot in zip(pages.tolist(), lot.slots.tolist(), strict=True):
         target, at = ring.page(lot.group, slot), 0
-        for part in group.parts:
-            start = page * part.stride_bytes
-            target[at : at + part.size_bytes] = part.host[start : start + part.size_bytes]
-            at += part.size_bytes
+        for flat, stride, size in parts:
+            start = page * stride
+            target[at : at + size] = flat[start : start + size]
+            at += size
 
 
 def stage_layer(
