@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.ids import ArenaId, ExtentId
-from server.core.effects import HOST_COPIER
+from protocol.extents import ExtentGeometry, cut
+from protocol.ids import ArenaId, ExtentId, Fingerprint
+from server.copier.wire import MAX_COMMAND_BYTES, Kind, unpack_command
+from server.core.effects import HOST_COPIER, CopierId, PoolHandle
 from server.shell.copiers import CopierLink
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
@@ -27,6 +29,7 @@ class Setup:
     link: CopierLink
     reports: Reports
     folder: Path
+    links: dict[CopierId, CopierLink]
 
     def create(self, extent: int) -> None:
         self.table.create(make_geometry(extent), 0)
@@ -49,8 +52,9 @@ def setup(shm_dir: Path) -> Iterator[Setup]:
         link = CopierLink()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.attach(ours, os.getpid(), 0)
-        table = ExtentTable(allocator, {HOST_COPIER: link})
-        yield Setup(table, link, reports, shm_dir)
+        links = {HOST_COPIER: link}
+        table = ExtentTable(allocator, links)
+        yield Setup(table, link, reports, shm_dir, links)
         theirs.close()
         assert allocator.stop(5)
         link.detach()
@@ -120,3 +124,113 @@ def test_what_is_left_is_closed(setup: Setup) -> None:
     setup.table.remove(ExtentId(1), 0)
     setup.table.close()
     assert not any(file.writable.is_open() for file in files)
+
+
+# --- devices' copiers -----------------------------------------------------------------------------
+
+DEVICE = CopierId(1)
+MINE, THEIRS = Fingerprint(b"f" * 16), Fingerprint(b"o" * 16)
+
+
+@dataclass
+class Peer:
+    """A device's copier that answers only when told to."""
+
+    link: CopierLink
+    channel: socket.socket
+
+    def commands(self) -> list[tuple[Kind, int]]:
+        """What it was sent since the last call."""
+        found: list[tuple[Kind, int]] = []
+        self.channel.setblocking(False)
+        while True:
+            try:
+                packet, fds, _, _ = socket.recv_fds(self.channel, MAX_COMMAND_BYTES, 1)
+            except BlockingIOError:
+                return found
+            for fd in fds:
+                os.close(fd)
+            command = unpack_command(packet)
+            found.append((command.kind, command.number))
+
+
+@pytest.fixture
+def peer(setup: Setup) -> Iterator[Peer]:
+    link = CopierLink()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.attach(ours, os.getpid(), 0)
+    setup.links[DEVICE] = link
+    made = Peer(link, theirs)
+    yield made
+    made.channel.close()
+    link.detach()
+
+
+def other(extent: int) -> ExtentGeometry:
+    return cut(ExtentId(extent), THEIRS, 0, 1, 16_384, 1 << 20)
+
+
+def test_a_device_is_passed_the_extents_of_its_namespaces_only(setup: Setup, peer: Peer) -> None:
+    setup.create(1)
+    setup.created()
+    setup.table.create(other(2), 0)
+    setup.created()
+    assert peer.commands() == []
+    setup.table.serve(DEVICE, PoolHandle(5), MINE, 0)
+    assert peer.commands() == [(Kind.MAP_EXTENT, 1)]
+    setup.table.serve(DEVICE, PoolHandle(6), MINE, 0)
+    setup.create(3)
+    setup.created()
+    setup.table.create(other(4), 0)
+    setup.created()
+    assert peer.commands() == [(Kind.MAP_EXTENT, 3)]
+    setup.table.leave(DEVICE, PoolHandle(5), 0)
+    assert peer.commands() == []
+    setup.table.leave(DEVICE, PoolHandle(6), 0)
+    setup.table.leave(DEVICE, PoolHandle(6), 0)
+    assert sorted(peer.commands()) == [(Kind.UNMAP_EXTENT, 1), (Kind.UNMAP_EXTENT, 3)]
+    setup.create(5)
+    setup.created()
+    assert peer.commands() == []
+
+
+def test_memory_is_free_only_when_a_device_that_left_it_has_unmapped_it(
+    setup: Setup, peer: Peer
+) -> None:
+    """Also when it was mapped again and removed before the first answer came."""
+    setup.create(1)
+    setup.created()
+    setup.table.serve(DEVICE, PoolHandle(5), MINE, 0)
+    setup.table.leave(DEVICE, PoolHandle(5), 0)
+    setup.table.serve(DEVICE, PoolHandle(6), MINE, 0)
+    setup.table.remove(ExtentId(1), 0)
+    kinds = [Kind.MAP_EXTENT, Kind.UNMAP_EXTENT, Kind.MAP_EXTENT, Kind.UNMAP_EXTENT]
+    assert [kind for kind, _ in peer.commands()] == kinds
+    setup.create(2)
+    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+    setup.table.unmapped(DEVICE, ExtentId(1), 0)
+    assert setup.names() == {1}
+    setup.table.unmapped(DEVICE, ExtentId(1), 0)
+    assert setup.created().geometry.extent == 2
+    assert peer.commands() == [(Kind.MAP_EXTENT, 2)]
+    assert setup.names() == {2}
+
+
+def test_the_next_copier_of_a_device_is_passed_what_its_pools_need(
+    setup: Setup, peer: Peer
+) -> None:
+    setup.create(1)
+    setup.created()
+    setup.table.serve(DEVICE, PoolHandle(5), MINE, 0)
+    setup.table.remove(ExtentId(1), 0)
+    setup.create(2)
+    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+    peer.link.detach()
+    setup.table.copier_lost(DEVICE, 0)
+    assert setup.created().geometry.extent == 2
+    peer.channel.close()
+    ours, peer.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.link.attach(ours, os.getpid(), 0)
+    assert peer.commands() == []
+    setup.table.serve(DEVICE, PoolHandle(7), MINE, 0)
+    assert peer.commands() == [(Kind.MAP_EXTENT, 2)]

@@ -410,3 +410,19 @@ def test_bursts_are_counted(running: Running) -> None:
     figures = running.loop.bursts.counts()
     assert figures["loop_bursts_over_300_us"] >= 1
     assert 20_000 <= figures["loop_burst_max_us"] < 200_000
+
+
+def test_a_reporter_that_came_later_is_no_stranger(running: Running) -> None:
+    context, queue = running.loop._router.context, running.loop._queue
+    known, unknown = Reporter(context, "known", queue), Reporter(context, "unknown", queue)
+    running.loop.admit(known.routing_id)
+    known.post(Here())
+    unknown.post(Here())
+    assert wait_until(lambda: running.complaints.counts().get("chosen_id") == 1)
+    known.post(Here())
+    dealer = running.connect()
+    dealer.send(b"x")
+    dealer.recv()
+    assert running.complaints.counts()["chosen_id"] == 1
+    known.close()
+    unknown.close()

@@ -206,3 +206,10 @@ def test_other_tunables_and_paths_stay() -> None:
     )
     assert own["PYTHONPATH"].endswith(os.pathsep + "/mine")
     assert environ["PYTHONPATH"] == "/mine"
+
+
+def test_a_devices_copier_sees_that_device_only() -> None:
+    own = child_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, "x86_64", "glibc", bytes(range(16)))
+    assert own["CUDA_VISIBLE_DEVICES"] == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    host = child_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, "x86_64", "glibc")
+    assert host["CUDA_VISIBLE_DEVICES"] == "0,1"
