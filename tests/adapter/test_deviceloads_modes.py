@@ -20,7 +20,8 @@ from tests.adapter.arena import UNTOUCHED
 from tests.adapter.devicearena import simulated_driver
 from tests.adapter.devicerig import LAYER, PAGE, WAIT_S, DeviceRig, order, seeds
 
-HOOK_S = 0.05
+HOOK_S = 1.0
+"""Far above what a hook takes on a busy machine, and far below what it would wait for here."""
 NUM_LAYERS = 4
 
 

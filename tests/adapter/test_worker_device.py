@@ -22,7 +22,8 @@ from tests.adapter.hostlike import FakeRequest, Output, Report, tokens
 from tests.wire.process import ServerProcess, wait_until
 
 PROMPT = tokens(22)
-HOOK_S = 0.05
+HOOK_S = 1.0
+"""Far above what a hook takes on a busy machine, and far below what it would wait for here."""
 
 
 @pytest.fixture(scope="module")
