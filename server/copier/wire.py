@@ -85,7 +85,8 @@ class Answer:
     Attributes:
         kind: of the command, or READY once after the start.
         number: of the command.
-        error: why it failed, in one line, or None.
+        error: why it failed, in one line, or None; of READY, why this copier cannot work, after
+            which it ends.
         device_bytes: of a device's READY: memory of the device that this copier takes, 0 for
             unknown or none.
     """

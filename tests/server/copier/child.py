@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from server.copier.wire import (
     pack_command,
     unpack_answer,
 )
-from tests.wire.process import ROOT
+from tests.wire.process import ROOT, is_alive, wait_until
 
 Self = TypeVar("Self", bound="Child")
 
@@ -118,3 +119,39 @@ class Child:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_PARENT = """
+import os, socket, subprocess, sys
+a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+module, *rest = sys.argv[1:]
+copier = subprocess.Popen(
+    [sys.executable, "-m", module, str(b.fileno()), str(os.getpid()), *rest],
+    pass_fds=(b.fileno(),),
+)
+a.recv(300)
+holder = subprocess.Popen(["sleep", "60"], pass_fds=(a.fileno(),))
+print(copier.pid, holder.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def check_it_dies_with_its_parent(module: str, *arguments: str) -> None:
+    """Has a parent start a copier and be killed, while somebody holds the copier's socket."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, module, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    assert parent.stdin is not None
+    pid, holder = map(int, parent.stdout.readline().split())
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdin.close()
+    parent.stdout.close()
+    assert wait_until(lambda: not is_alive(pid))
+    assert is_alive(holder)
+    os.kill(holder, signal.SIGKILL)

@@ -13,7 +13,7 @@ import pytest
 from protocol.device.simulated import faults, ledger, settings
 from protocol.device.simulated.faults import Fault
 from server.copier.wire import Answer, Command, Kind
-from tests.server.copier.child import Child
+from tests.server.copier.child import Child, check_it_dies_with_its_parent
 from tests.server.copier.gpuchild import (
     EXTENT,
     FILL,
@@ -199,6 +199,31 @@ def test_it_says_what_it_takes_of_the_device_and_gives_it_back(gpu_folder: Path)
         assert ledger.census(gpu_folder, 0).num_contexts == 1
     assert child.process.returncode == 0
     assert ledger.census(gpu_folder, 0).num_contexts == 0
+
+
+def test_it_dies_with_its_parent_even_if_its_socket_lives_on() -> None:
+    check_it_dies_with_its_parent(OURS, settings.uuid_of(0).hex())
+
+
+def test_it_takes_in_no_more_jobs_than_it_may() -> None:
+    pool = Pool(4 * MIB)
+    script = (
+        "import sys\nfrom server.copier import gpu\n"
+        "class Copier(gpu.Copier):\n"
+        "    def _end(self, job):\n"
+        "        assert self._pipeline.num_jobs <= gpu.MAX_JOBS\n"
+        "        super()._end(job)\n"
+        "gpu.MAX_JOBS, gpu.Copier = 4, Copier\ngpu.main(sys.argv[1:])"
+    )
+    with GpuChild(8 * MIB, ("-c", script), delays(2000)) as child:
+        assert child.open(pool.opening(1)) is None
+        whole = child.extent.copy()
+        for job in range(32):
+            parts = pages(PAGE, [job])
+            expected(whole, pool.array, parts)
+            child.copy(job, 1, parts)
+        assert child.answers(32) == {(Kind.COPY, job): None for job in range(32)}
+        assert np.array_equal(child.extent, whole)
 
 
 def test_it_ends_with_its_socket_amid_copies() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 
 from server.copier.wire import Answer, Command, Kind, copy_commands
-from tests.server.copier.child import Child
-from tests.wire.process import ROOT, is_alive, wait_until
+from tests.server.copier.child import Child, check_it_dies_with_its_parent
+from tests.wire.process import ROOT
 
 
 @pytest.fixture
@@ -96,29 +95,7 @@ def test_it_has_numerics_only_and_stays_small(child: Child) -> None:
 
 
 def test_it_dies_with_its_parent_even_if_its_socket_lives_on() -> None:
-    script = (
-        "import os, socket, subprocess, sys\n"
-        "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'server.copier.host', str(b.fileno()),"
-        " str(os.getpid())], pass_fds=(b.fileno(),))\n"
-        "a.recv(300)\n"
-        "holder = subprocess.Popen(['sleep', '60'], pass_fds=(a.fileno(),))\n"
-        "print(p.pid, holder.pid, flush=True); sys.stdin.read()\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert parent.stdout is not None
-    assert parent.stdin is not None
-    pid, holder = map(int, parent.stdout.readline().split())
-    assert is_alive(pid)
-    parent.kill()
-    parent.wait()
-    parent.stdin.close()
-    parent.stdout.close()
-    assert wait_until(lambda: not is_alive(pid))
-    assert is_alive(holder)
-    os.kill(holder, signal.SIGKILL)
+    check_it_dies_with_its_parent("server.copier.host")
 
 
 def test_it_refuses_another_parent() -> None:

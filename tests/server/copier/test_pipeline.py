@@ -146,6 +146,18 @@ def test_a_job_that_cannot_be_queued_fails_after_its_pieces_have_landed(
     setup.close()
 
 
+def test_a_piece_that_cannot_be_written_fails_its_job_and_no_other(setup: Setup) -> None:
+    bad = setup.job(1, parts((0, 0, BAY), (BAY, POOL - 10, BAY), (2 * BAY, BAY, BAY)))
+    setup.pipeline.add(bad)  # its bounds were not checked
+    setup.pipeline.add(setup.job(2, parts((0, 8 * BAY, BAY))))
+    ended = {job.number: job for job in setup.run()}
+    assert ended[1].error is not None
+    assert "ValueError" in ended[1].error
+    assert ended[2].error is None
+    assert setup.bounce.num_free == NUM_BAYS
+    setup.close()
+
+
 @pytest.mark.parametrize("call", ["run", "copy", "query", "record"])
 def test_after_the_devices_failure_every_job_ends_and_nothing_more_is_written(
     setup: Setup, gpu_folder: Path, call: str
