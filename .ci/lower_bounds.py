@@ -1,6 +1,8 @@
-"""Print what pyproject.toml asks for: ``name==lowest`` lines, or with ``names`` the requirements.
+"""Print what pyproject.toml asks for, one requirement a line.
 
-Reads the lists by a plain pattern, since tomllib came with Python 3.11 only.
+Without a word: ``name==lowest``. With ``names``: what the torch-free tests need. With another word:
+the optional list of that name; ``none`` is an empty one. Reads the lists by a plain pattern, since
+tomllib came with Python 3.11 only.
 """
 
 import re
@@ -19,12 +21,14 @@ def requirements(key: str) -> list[str]:
 
 
 def main() -> None:
-    """Print one requirement a line."""
+    """Print the list that was asked for."""
     if sys.argv[1:] == ["names"]:
         lines = requirements("dependencies") + requirements("test")
+    elif sys.argv[1:]:
+        lines = [] if sys.argv[1] == "none" else requirements(sys.argv[1])
     else:
         lines = [line.replace(">=", "==") for line in requirements("dependencies")]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 main()

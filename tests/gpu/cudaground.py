@@ -1,21 +1,27 @@
-"""A GPU as a ground: memory of each kind by the driver's calls, small kernels compiled when needed.
+"""A GPU as a ground: memory of each kind by the driver's calls, and small kernels of our own.
 
 Calls CUDA directly where ``protocol.device`` has no need to: memory as TensorRT-LLM makes it,
-kernels that are late or busy. Not run without a GPU.
+kernels that are late or busy. Not run without a GPU; its test looks whether the bindings know each
+name and whether the kernels compile.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.device import backends
-from protocol.device.interface import DeviceError, MemoryKind
+from protocol.device.interface import DeviceBuffer, DeviceError, MemoryKind
 
 SIDE = 2048
 """Rows and columns of the matrices that are multiplied: 16 MiB each."""
+TILE = 32
+_NON_BLOCKING = 1
+_ATTACH_GLOBAL = 1
 
-_SOURCE = r"""
+SOURCE = r"""
 extern "C" __global__ void hold(unsigned long long nanoseconds) {
     unsigned long long begun, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
@@ -42,27 +48,84 @@ extern "C" __global__ void multiply(const float* a, const float* b, float* c, in
 """
 
 
-def _checked(answer: tuple[Any, ...], what: str) -> Any:
-    """What a call of ``cuda.bindings.driver`` returned behind its code.
+def checked(answer: tuple[Any, ...], what: str) -> Any:
+    """What a call of the bindings returned behind its status.
 
     Raises:
-        DeviceError: the code is none of success.
+        DeviceError: the status is none of success.
     """
-    code, *rest = answer
-    if int(code) != 0:
-        raise DeviceError(getattr(code, "name", str(code)), what)
+    status, *rest = answer
+    if int(status) != 0:
+        raise DeviceError(getattr(status, "name", str(status)), what)
     return rest[0] if len(rest) == 1 else rest
+
+
+def compile_source(capability: int) -> bytes:
+    """The kernels as the GPU's own instructions.
+
+    Args:
+        capability: compute capability, e.g. 90 for 9.0.
+
+    Raises:
+        DeviceError: the compiler refuses; its words are in the text.
+    """
+    from cuda.bindings import nvrtc
+
+    program = checked(
+        nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"ground.cu", 0, [], []), "nvrtcCreateProgram"
+    )
+    options = [f"--gpu-architecture=sm_{capability}".encode()]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(status) != 0:
+        log = b" " * int(checked(nvrtc.nvrtcGetProgramLogSize(program), "log"))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise DeviceError(status.name, f"compiling: {log.decode(errors='replace')}")
+    image = b" " * int(checked(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize"))
+    checked(nvrtc.nvrtcGetCUBIN(program, image), "nvrtcGetCUBIN")
+    return image
+
+
+class Kernels:
+    """The kernels above, loaded into the context of the thread that makes this."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        device = checked(driver.cuCtxGetDevice(), "the thread's device")
+        image = compile_source(10 * self._number(device, "MAJOR") + self._number(device, "MINOR"))
+        self._module = checked(driver.cuModuleLoadData(image), "loading kernels")
+        self._functions = {
+            name: checked(driver.cuModuleGetFunction(self._module, name.encode()), name)
+            for name in ("hold", "tick", "multiply")
+        }
+
+    def _number(self, device: Any, which: str) -> int:
+        name = f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{which}"
+        attribute = getattr(self._driver.CUdevice_attribute, name)
+        return int(checked(self._driver.cuDeviceGetAttribute(attribute, device), name))
+
+    def launch(
+        self, name: str, stream: int, grid: int, block: int, values: Sequence[Any], types: Any
+    ) -> None:
+        """Queues one; ``grid`` and ``block`` are the sides of squares."""
+        shape = (grid, grid, 1, block, block, 1)
+        arguments = (tuple(values), tuple(types)) if values else 0
+        answer = self._driver.cuLaunchKernel(
+            self._functions[name], *shape, 0, self._driver.CUstream(stream), arguments, 0
+        )
+        checked(answer, f"launching {name}")
 
 
 class EngineStream:
     """A stream of the engine, with the attributes that a ``torch.cuda.Stream`` has."""
 
     def __init__(self, device: Any) -> None:
-        import cupy
+        from cuda.bindings import driver
 
         self._device = device
-        self.cupy = cupy.cuda.Stream(non_blocking=True)
-        self.cuda_stream = int(self.cupy.ptr)
+        self._stream = checked(driver.cuStreamCreate(_NON_BLOCKING), "making a stream")
+        self.cuda_stream = int(self._stream)
 
     def record_event(self) -> Any:
         """The present end of the stream; has ``query``."""
@@ -78,25 +141,26 @@ class VirtualMemory:
     pieces: list[tuple[int, int, Any]] = field(default_factory=list)
 
     @classmethod
-    def make(cls, ordinal: int, num_bytes: int, piece_bytes: int = 32 << 20) -> VirtualMemory:
+    def make(cls, num_bytes: int, piece_bytes: int = 32 << 20) -> VirtualMemory:
         """Reserves and maps it, one handle for each piece. Source: host contract §7, V2."""
         from cuda.bindings import driver
 
         wanted = driver.CUmemAllocationProp()
         wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        wanted.location.id = ordinal
+        wanted.location.id = int(checked(driver.cuCtxGetDevice(), "the thread's device"))
         span = -(-num_bytes // piece_bytes) * piece_bytes
-        address = int(_checked(driver.cuMemAddressReserve(span, 0, 0, 0), "reserving a span"))
+        address = int(checked(driver.cuMemAddressReserve(span, 0, 0, 0), "reserving a span"))
         made = cls(address, span)
         access = driver.CUmemAccessDesc()
-        access.location = wanted.location
+        access.location.type = wanted.location.type
+        access.location.id = wanted.location.id
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         for at in range(address, address + span, piece_bytes):
-            handle = _checked(driver.cuMemCreate(piece_bytes, wanted, 0), "making a piece")
-            _checked(driver.cuMemMap(at, piece_bytes, 0, handle, 0), "mapping a piece")
+            handle = checked(driver.cuMemCreate(piece_bytes, wanted, 0), "making a piece")
+            checked(driver.cuMemMap(at, piece_bytes, 0, handle, 0), "mapping a piece")
             made.pieces.append((at, piece_bytes, handle))
-        _checked(driver.cuMemSetAccess(address, span, [access], 1), "opening the span")
+        checked(driver.cuMemSetAccess(address, span, [access], 1), "opening the span")
         return made
 
     def close(self) -> None:
@@ -104,10 +168,10 @@ class VirtualMemory:
         from cuda.bindings import driver
 
         for at, num_bytes, handle in self.pieces:
-            _checked(driver.cuMemUnmap(at, num_bytes), "unmapping a piece")
-            _checked(driver.cuMemRelease(handle), "freeing a piece")
+            checked(driver.cuMemUnmap(at, num_bytes), "unmapping a piece")
+            checked(driver.cuMemRelease(handle), "freeing a piece")
         self.pieces = []
-        _checked(driver.cuMemAddressFree(self.address, self.num_bytes), "freeing a span")
+        checked(driver.cuMemAddressFree(self.address, self.num_bytes), "freeing a span")
 
 
 @dataclass
@@ -116,11 +180,19 @@ class ManagedMemory:
 
     address: int
 
+    @classmethod
+    def make(cls, num_bytes: int) -> ManagedMemory:
+        """Allocates it."""
+        from cuda.bindings import driver
+
+        answer = driver.cuMemAllocManaged(num_bytes, _ATTACH_GLOBAL)
+        return cls(int(checked(answer, "managed memory")))
+
     def close(self) -> None:
         """Frees it."""
-        import cupy
+        from cuda.bindings import driver
 
-        cupy.cuda.runtime.free(self.address)
+        checked(driver.cuMemFree(self.address), "freeing managed memory")
 
 
 class CudaGround:
@@ -130,38 +202,31 @@ class CudaGround:
     tensor_device = "cuda"
 
     def __init__(self) -> None:
-        import cupy
-
         self.device: Any = backends.visible_devices()[0]
         self.device.bind()
-        self._cupy = cupy
-        self._module = cupy.RawModule(code=_SOURCE)
-        self._matrices: tuple[Any, Any, Any] | None = None
+        self._kernels = Kernels()
+        self._matrices: list[DeviceBuffer] = []
 
     def stream(self) -> Any:
         return EngineStream(self.device)
 
     def allocate(self, kind: MemoryKind, num_bytes: int) -> Any:
         if kind is MemoryKind.VIRTUAL:
-            return VirtualMemory.make(self._cupy.cuda.runtime.getDevice(), num_bytes)
+            return VirtualMemory.make(num_bytes)
         if kind is MemoryKind.MANAGED:
-            return ManagedMemory(int(self._cupy.cuda.runtime.mallocManaged(num_bytes)))
+            return ManagedMemory.make(num_bytes)
         return self.device.allocate(num_bytes)
 
     def delay(self, stream: Any, delay_s: float) -> None:
-        nanoseconds = self._cupy.uint64(int(delay_s * 1e9))
-        with stream.cupy:
-            self._module.get_function("hold")((1,), (1,), (nanoseconds,))
+        values, types = (int(delay_s * 1e9),), (ctypes.c_uint64,)
+        self._kernels.launch("hold", stream.cuda_stream, 1, 1, values, types)
 
     def tick(self, stream: Any) -> None:
-        with stream.cupy:
-            self._module.get_function("tick")((1,), (1,), ())
+        self._kernels.launch("tick", stream.cuda_stream, 1, 1, (), ())
 
     def multiply(self, stream: Any) -> None:
-        with stream.cupy:
-            if self._matrices is None:
-                sides = [self._cupy.ones((SIDE, SIDE), dtype="float32") for _ in range(3)]
-                self._matrices = (sides[0], sides[1], sides[2])
-            grid = (SIDE // 32, SIDE // 32)
-            arguments = (*self._matrices, self._cupy.int32(SIDE))
-            self._module.get_function("multiply")(grid, (32, 32), arguments)
+        if not self._matrices:
+            self._matrices = [self.device.allocate(SIDE * SIDE * 4) for _ in range(3)]
+        values = (*(matrix.address for matrix in self._matrices), SIDE)
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
+        self._kernels.launch("multiply", stream.cuda_stream, SIDE // TILE, TILE, values, types)

@@ -1,7 +1,7 @@
 """Step ``hooks``: how long each hook keeps the engine's thread when 32k tokens are loaded.
 
-Copies of a load are queued by ``start_load_kv``, so its time grows with the pages; what queueing one
-page takes is measured apart, with pages that do not touch.
+Copies of a load are queued by ``start_load_kv``, so its time grows with the pages; what queueing
+one page takes is measured apart, with pages that do not touch.
 """
 
 from __future__ import annotations

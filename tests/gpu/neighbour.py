@@ -1,7 +1,7 @@
 """Launches kernels and times each until told to stop: ``python -m tests.gpu.neighbour GROUND``.
 
-Says ``ready``; each line on stdin ends a period, whose figures are one JSON object on stdout; the end
-of stdin ends the process. Runs in: a process of its own, as another engine on the same GPU.
+Says ``ready``; each line on stdin ends a period, whose figures are one JSON object on stdout; the
+end of stdin ends the process. Runs in: a process of its own, as another engine on the same GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step ``pinning``: seconds per GiB of page-locking, and a neighbour's launches meanwhile.
 
-Extents are page-locked as the adapter does it: read-only mappings of shared memory that is populated,
-one after the other, with a pause as long as each took (at most 0.25 s).
+Extents are page-locked as the adapter does it: read-only mappings of shared memory that is
+populated, one after the other, with a pause as long as each took (at most 0.25 s).
 """
 
 from __future__ import annotations

@@ -131,8 +131,9 @@ class DeviceRig(EngineRig):
         self.ground, self.kind, self.page_bytes = ground, kind, kind.page_bytes
         self.pages = range(num_pages)
         self.device = ground.device
-        self.stream = ground.stream()
-        self.own = self.device.borrow_stream(self.stream)
+        self.main = ground.stream()
+        self.stream = self.main  # what hooks are given; a test may give them another one
+        self.own = self.device.borrow_stream(self.main)
         self.memory = ground.allocate(kind.memory, num_pages * kind.page_bytes)
         self.scratch = Scratch(self.device, num_rows or 4 * num_pages, kind.page_bytes)
         self.tensor = DeviceTensor(  # type: ignore[assignment]

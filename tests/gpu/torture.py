@@ -90,7 +90,7 @@ class TortureRig(DeviceRig):
     def late(self) -> None:
         """Now and then the stream is held up by a kernel."""
         if self.rng.random() < LATE_CHANCE:
-            self.ground.delay(self.stream, self.rng.random() * LATEST_S)
+            self.ground.delay(self.main, self.rng.random() * LATEST_S)
 
     def one(self, prompt: list[int]) -> None:
         """One request, from query to its end."""
@@ -107,7 +107,7 @@ class TortureRig(DeviceRig):
         report = Report(request.request_id, list(prompt), pages, cursor, len(prompt) - offered)
         self.iterate(Output([report]), forward=lambda: self.forward(prompt, pages, offered // SIZE))
         self.end(request, pages)
-        self.marks.append(self.stream.record_event())
+        self.marks.append(self.main.record_event())
         if len(self.marks) > FARTHEST:  # no farther ahead, or page-locked rows would be used twice
             reached(self.marks.popleft())
         self.compare(len(self.looks) - FARTHEST)
@@ -117,7 +117,7 @@ class TortureRig(DeviceRig):
         self.late()
         if loaded:
             rows = self.read(pages[:loaded])
-            self.looks.append(Look(self.stream.record_event(), rows, list(prompt), loaded))
+            self.looks.append(Look(self.main.record_event(), rows, list(prompt), loaded))
         self.write(pages[loaded:], [POISON] * (len(pages) - loaded))
         self.late()
         self.fill(prompt, pages, loaded)
@@ -158,16 +158,31 @@ def prompts(rng: random.Random) -> list[list[int]]:
 
 
 def play(
-    ground: Ground, folder: Path, url: str, kind: PoolKind, seed: int, num_requests: int
+    ground: Ground,
+    folder: Path,
+    url: str,
+    kind: PoolKind,
+    seed: int,
+    num_requests: int,
+    make: type[TortureRig] = TortureRig,
 ) -> dict[str, int]:
     """Runs requests on one engine, then reads everything back with another.
+
+    Args:
+        ground: where pages are.
+        folder: for the model.
+        url: of the server.
+        kind: of the pools.
+        seed: of everything that is drawn.
+        num_requests: of the first engine.
+        make: the first engine; a test plants mistakes in it.
 
     Returns:
         Counts; ``wrong_pages`` must be 0.
     """
     rng = random.Random(seed)
     chosen = prompts(rng)
-    rig = TortureRig(url, folder, ground, kind, num_pages=NUM_PAGES, num_rows=1024, seed=seed)
+    rig = make(url, folder, ground, kind, num_pages=NUM_PAGES, num_rows=1024, seed=seed)
     try:
         rig.write(list(rig.pages), [POISON] * NUM_PAGES)
         rig.register()

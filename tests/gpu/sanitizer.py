@@ -1,0 +1,56 @@
+"""Step ``sanitizer``: the gather kernel, under ``compute-sanitizer`` where that is installed.
+
+That tool comes with the CUDA toolkit; without it the bytes are compared all the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+from tests.gpu.ground import Ground
+from tests.slow.figure import Figure
+from tests.wire.process import ROOT
+
+TOOLS = ("memcheck", "racecheck")
+FOUND_EXIT = 86
+LIMIT_S = 50.0
+
+
+def sanitizer() -> str | None:
+    """Where the tool is."""
+    return shutil.which("compute-sanitizer", path="/usr/local/cuda/bin") or shutil.which(
+        "compute-sanitizer"
+    )
+
+
+def run(*prefix: str, ground: str) -> subprocess.CompletedProcess[str]:
+    """The batches, in a process of their own."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "tests.gpu.gather", ground],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
+    """Compares bytes; then looks for accesses out of bounds, and for races.
+
+    Raises:
+        AssertionError: something was found; the text has the tool's words.
+    """
+    plain = run(ground=ground.name)
+    assert plain.returncode == 0, plain.stdout + plain.stderr
+    figures = {"small pieces, both ways": Figure(plain.stdout.strip())}
+    tool = sanitizer() if ground.name == "cuda" else None
+    if tool is None:
+        return figures | {"compute-sanitizer": Figure("not run: not installed, or no GPU")}
+    for name in TOOLS[: 1 if is_quick else None]:
+        done = run(tool, "--tool", name, "--error-exitcode", str(FOUND_EXIT), ground=ground.name)
+        assert done.returncode == 0, f"{name}: {done.stdout[-3000:]} {done.stderr[-1000:]}"
+        figures[f"compute-sanitizer {name}"] = Figure("found nothing")
+    return figures
