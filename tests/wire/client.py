@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 from protocol import frames, limits, side
 from protocol.extents import ExtentGeometry, unpack_header
 from protocol.ids import ArenaId, InstanceId, Token
-from protocol.layout import MemfdMemory, Region, RingMemory, ShardPool, pack_pages, unpack_slots
+from protocol.layout import (
+    MemfdMemory,
+    Memory,
+    Region,
+    RingMemory,
+    ShardPool,
+    pack_pages,
+    unpack_slots,
+)
 from protocol.messages import (
     Body,
     Commit,
@@ -51,6 +59,7 @@ from protocol.session import ClientSession
 
 WAIT_S = 15.0
 B = TypeVar("B", bound=Body)
+E = TypeVar("E", bound="Engine")
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -246,19 +255,23 @@ class Engine:
         self._next_store = 1
         self._is_pumping = False
 
-    def register(self) -> RegisterKvCacheReply:
-        """Passes the pool, registers it, and maps what the server gives."""
+    def share(self) -> Memory:
+        """Passes the pool over the side socket; returns what REGISTER_KV_CACHE says of it."""
         pool = os.urandom(16)
         size_bytes = self.num_pages * self.page_bytes
-        kind = RingMemory if self.ring else MemfdMemory
         answer = self.side.offer(pool, self.pool_fd, size_bytes)
         assert isinstance(answer, side.PoolAccepted), answer
+        return (RingMemory if self.ring else MemfdMemory)(pool=pool, size_bytes=size_bytes)
+
+    def register(self) -> RegisterKvCacheReply:
+        """Passes the pool, registers it, and maps what the server gives."""
+        memory = self.share()
         region = Region(offset_bytes=0, size_bytes=self.page_bytes, stride_bytes=self.page_bytes)
         reply = self.wire.call(
             RegisterKvCache(
                 namespace=self.namespace,
                 rank=self.rank,
-                memory=kind(pool=pool, size_bytes=size_bytes),
+                memory=memory,
                 pools=(ShardPool(shard=self.shard, num_pages=self.num_pages, regions=(region,)),),
             ),
             RegisterKvCacheReply,
@@ -316,8 +329,13 @@ class Engine:
 
     def store(self, keys: list[bytes], pages: list[int], start: int = 0) -> tuple[int, StoreReply]:
         """STOREs pages under keys from ordinal 0 on; returns the store id and the reply."""
+        store = self._next_store
+        return store, self.stored(self.submit_store(keys, pages, start))
+
+    def submit_store(self, keys: list[bytes], pages: list[int], start: int = 0) -> int:
+        """Sends a STORE without waiting; returns its seq."""
         store, self._next_store = self._next_store, self._next_store + 1
-        seq = self.wire.submit(
+        return self.wire.submit(
             Store(
                 session=self.session,
                 store=store,
@@ -329,7 +347,10 @@ class Engine:
                 pages=pack_pages(pages),
             )
         )
-        return store, expect(self.wire.reply(seq), StoreReply)
+
+    def stored(self, seq: int, wait_s: float = WAIT_S) -> StoreReply:
+        """The reply to a STORE that was sent before."""
+        return expect(self.wire.reply(seq, wait_s), StoreReply)
 
     def commit(self, store: int, count: int) -> CommitReply:
         """COMMITs a store."""
@@ -368,7 +389,7 @@ class Engine:
         self.side.close()
         os.close(self.pool_fd)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self: E) -> E:
         return self
 
     def __exit__(
