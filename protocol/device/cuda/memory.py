@@ -1,0 +1,217 @@
+"""Memory as CUDA hands it out: opened, page-locked and own, each to be given back once.
+
+Giving back never raises: it happens on the way out, where a driver that failed has been noticed
+already, and a process that ends gives everything back anyway. It is logged.
+
+Must not know: pages, streams. Any thread that has bound the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.device.cuda.driver import Driver
+from protocol.device.interface import HANDLE_BYTES, DeviceError
+
+_log = logging.getLogger(__name__)
+
+
+class _Held:
+    """Something to be given back once.
+
+    Args:
+        give_back: does it.
+        what: it is, for the log.
+    """
+
+    def __init__(self, give_back: Callable[[], None], what: str) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+        self._what = what
+
+    def close(self) -> None:
+        """Gives it back. Idempotent."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is None:
+            return
+        try:
+            give_back()
+        except DeviceError as error:
+            _log.warning("%s was not given back: %s", self._what, error)
+
+
+class CudaPinned(_Held):
+    """Host memory that is page-locked while this is open.
+
+    Args:
+        driver: of this process.
+        address: first byte.
+        num_bytes: length.
+        is_read_only: the device was told never to write it.
+    """
+
+    def __init__(self, driver: Driver, address: int, num_bytes: int, is_read_only: bool) -> None:
+        super().__init__(lambda: driver.unlock(address), f"a page lock of {num_bytes} bytes")
+        self.is_read_only = is_read_only
+
+
+class CudaPinnedBuffer(_Held):
+    """Page-locked host memory of our own.
+
+    Args:
+        driver: of this process.
+        num_bytes: its length.
+    """
+
+    def __init__(self, driver: Driver, num_bytes: int) -> None:
+        self.address = address = driver.allocate_host(num_bytes)
+        super().__init__(lambda: driver.free_host(address), f"page-locked {num_bytes} bytes")
+        bytes_ = (ctypes.c_uint8 * num_bytes).from_address(address)
+        self.view: NDArray[np.uint8] = np.frombuffer(memoryview(bytes_), dtype=np.uint8)
+
+
+class CudaBuffer(_Held):
+    """Device memory of our own.
+
+    Args:
+        driver: of this process.
+        num_bytes: its length.
+    """
+
+    def __init__(self, driver: Driver, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.address = address = driver.allocate(num_bytes)
+        super().__init__(lambda: driver.free(address), f"{num_bytes} bytes of the device")
+
+
+def lock(driver: Driver, address: int, num_bytes: int, has_read_only: bool) -> CudaPinned:
+    """Page-locks host memory for reading, read-only where that works.
+
+    Memory that is mapped read-only can be locked in no other way unless the device uses the host's
+    page tables. Source: CUDA driver API, ``CU_MEMHOSTREGISTER_READ_ONLY``.
+
+    Args:
+        driver: of this process.
+        address: first byte.
+        num_bytes: length.
+        has_read_only: the device says that it can.
+    """
+    if has_read_only:
+        try:
+            driver.lock(address, num_bytes, is_read_only=True)
+            return CudaPinned(driver, address, num_bytes, is_read_only=True)
+        except DeviceError as error:
+            if error.code not in _READ_ONLY_REFUSED:
+                raise
+    driver.lock(address, num_bytes, is_read_only=False)
+    return CudaPinned(driver, address, num_bytes, is_read_only=False)
+
+
+_READ_ONLY_REFUSED = ("cudaErrorNotSupported", "cudaErrorInvalidValue", "cudaErrorNotPermitted")
+
+
+@dataclass
+class _Opening:
+    """An allocation that is open.
+
+    Attributes:
+        base: its first byte here.
+        num_bytes: its length.
+        num_users: who have it open.
+    """
+
+    base: int
+    num_bytes: int
+    num_users: int = 1
+
+
+class CudaOpened(_Held):
+    """One user's hold on another process's allocation.
+
+    Args:
+        opening: what is open.
+        ordinal: of the device.
+        give_back: ends the hold.
+    """
+
+    def __init__(self, opening: _Opening, ordinal: int, give_back: Callable[[], None]) -> None:
+        super().__init__(give_back, "another process's memory")
+        self.base = opening.base
+        self.num_bytes = opening.num_bytes
+        self._ordinal = ordinal
+
+    def as_array(self) -> Any:
+        """Its bytes as an array of cupy's, uint8[num_bytes]; it keeps this object, not the hold.
+
+        Raises:
+            DeviceError: the hold was given back, or there is no cupy.
+        """
+        if self._give_back is None:
+            raise DeviceError("cudaErrorInvalidResourceHandle", "memory that was given back")
+        try:
+            cupy = importlib.import_module("cupy")
+        except ImportError as error:
+            what = f"an array of the device: the package cupy is not installed ({error})"
+            raise DeviceError("cudaErrorInitializationError", what) from error
+        memory = cupy.cuda.UnownedMemory(self.base, self.num_bytes, self, self._ordinal)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray((self.num_bytes,), dtype=np.uint8, memptr=pointer)
+
+
+class Openings:
+    """The allocations of other processes that are open, each once however many use it.
+
+    Args:
+        driver: of this process.
+        ordinal: of the device.
+    """
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self._driver = driver
+        self._ordinal = ordinal
+        self._lock = threading.Lock()
+        self._by_handle: dict[bytes, _Opening] = {}
+
+    def open(self, handle: bytes) -> CudaOpened:
+        """One more hold on an allocation.
+
+        Args:
+            handle: 64 bytes.
+        """
+        if len(handle) != HANDLE_BYTES:
+            raise DeviceError("cudaErrorInvalidValue", f"a handle of {len(handle)} bytes")
+        with self._lock:
+            opening = self._by_handle.get(handle)
+            if opening is not None:
+                opening.num_users += 1
+            else:
+                opening = self._map(handle)
+                self._by_handle[handle] = opening
+        return CudaOpened(opening, self._ordinal, lambda: self._give_back(handle, opening))
+
+    def _map(self, handle: bytes) -> _Opening:
+        base = self._driver.open(handle)
+        try:
+            first, num_bytes = self._driver.range_of(base)
+        except DeviceError:
+            self._driver.close(base)
+            raise
+        return _Opening(base, first + num_bytes - base)
+
+    def _give_back(self, handle: bytes, opening: _Opening) -> None:
+        with self._lock:
+            opening.num_users -= 1
+            if opening.num_users:
+                return
+            del self._by_handle[handle]
+        # Outside the lock: closing what a dead process left can hang in the driver (fault P06),
+        # and others go on opening. The driver counts too where they open this same one meanwhile.
+        self._driver.close(opening.base)
