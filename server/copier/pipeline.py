@@ -126,7 +126,7 @@ class Pipeline:
         self._take_written()
         for _, passages in self._streams:
             while passages and passages[0].event.query():
-                self._write(passages.popleft())
+                self._arrived(passages.popleft())
         self._queue(now_s)
         ended = [job for job in self._jobs if job.is_queued and not job.num_flying]
         for job in ended:
@@ -165,11 +165,19 @@ class Pipeline:
 
     def _take_written(self) -> None:
         for written in self._writers.collect():
-            passage = written.token
-            self._bounce.give_back(passage.bay)
-            passage.job.num_flying -= 1
+            self._land(written.token)
             if written.error is not None:
-                self._fail(passage.job, written.error)
+                self._fail(written.token.job, written.error)
+
+    def _arrived(self, passage: Passage) -> None:
+        if passage.job.error is None:
+            self._write(passage)
+        else:  # it may not even be whole
+            self._land(passage)
+
+    def _land(self, passage: Passage) -> None:
+        self._bounce.give_back(passage.bay)
+        passage.job.num_flying -= 1
 
     def _write(self, passage: Passage) -> None:
         self._writers.submit(
@@ -199,9 +207,9 @@ class Pipeline:
         except DeviceError as error:
             if error.is_sticky:
                 raise
-            self._bounce.give_back(bay)  # nothing was queued
+            # Nothing of it should be queued. Should something be all the same, then its bay is
+            # still not used again before the event behind it.
             self._fail(job, str(error))
-            return
         passages.append(Passage(job, bay, piece, self._device.record(stream), now_s))
         job.num_flying += 1
         self._streams.rotate(1)

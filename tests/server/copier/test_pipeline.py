@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocol.device.interface import Device, DeviceError
+from protocol.device.interface import Batch, Device, DeviceError, Direction, Stream
 from protocol.device.simulated import driver, faults, settings
 from protocol.device.simulated.faults import Fault
 from server.copier.bounce import Bounce
@@ -140,7 +140,6 @@ def test_a_job_that_cannot_be_queued_fails_after_its_pieces_have_landed(
     assert "cudaErrorInvalidValue" in ended[1].error
     assert ended[1].num_flying == 0
     assert ended[2].error is None
-    assert np.array_equal(setup.extent[: 2 * BAY], setup.pool[: 2 * BAY])
     assert not setup.extent[2 * BAY : 8 * BAY].any()
     assert setup.bounce.num_free == NUM_BAYS
     setup.close()
@@ -155,6 +154,34 @@ def test_a_piece_that_cannot_be_written_fails_its_job_and_no_other(setup: Setup)
     assert "ValueError" in ended[1].error
     assert ended[2].error is None
     assert setup.bounce.num_free == NUM_BAYS
+    setup.close()
+
+
+def test_the_bay_of_a_piece_that_failed_is_not_used_before_the_event_behind_it(
+    monkeypatch: pytest.MonkeyPatch, device: Device, setup: Setup
+) -> None:
+    """A device that queued part of a batch before it refused the rest."""
+    whole = type(device).copy
+    batches: list[Batch] = []
+
+    def partly(self: Device, stream: Stream, batch: Batch, direction: Direction) -> None:
+        batches.append(batch)
+        whole(self, stream, batch, direction)
+        if len(batches) == 1:
+            raise DeviceError("cudaErrorInvalidValue", "the second half of a batch")
+
+    monkeypatch.setattr(type(device), "copy", partly)
+    monkeypatch.setattr(setup.bounce, "_free", setup.bounce._free[:1])  # so that it is wanted
+    setup.pipeline.add(setup.job(1, parts((0, 0, BAY))))
+    setup.pipeline.add(setup.job(2, parts((BAY, 8 * BAY, BAY))))
+    assert setup.pipeline.step(0.0) == []
+    assert len(batches) == 1
+    ended = {job.number: job.error for job in setup.run()}
+    assert set(ended) == {1, 2}
+    assert ended[1] is not None
+    assert ended[2] is None
+    assert not setup.extent[:BAY].any()
+    assert np.array_equal(setup.extent[8 * BAY : 9 * BAY], setup.pool[BAY : 2 * BAY])
     setup.close()
 
 
