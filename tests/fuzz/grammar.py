@@ -274,7 +274,10 @@ def register_body(process: Process, pool: bytes, shape: int) -> tuple[m.Register
     memory: Any = (MemfdMemory, RingMemory)[shape // 3 % 2](pool=pool, size_bytes=length)
     if shape % 11 == 10:
         memory = CudaIpcMemory(
-            handle=bytes(64), device_uuid=bytes(16), base_offset_bytes=0, size_bytes=length
+            handle=bytes(64),
+            device_uuid=bytes([shape // 11 % 3]) * 16,
+            base_offset_bytes=0,
+            size_bytes=length,
         )
     if shape % 13 == 12:
         memory, pools = None, []

@@ -108,6 +108,8 @@ class Truth:
         self._acts: dict[type, Callable[[Any], None]] = {
             fx.SendReply: self._reply,
             fx.CreateExtent: self._later,
+            fx.StartCopier: self._later,
+            fx.StopCopier: self._later,
             fx.OpenPool: self._later,
             fx.ClosePool: self._later,
             fx.StartCopy: self._start_copy,
@@ -130,7 +132,9 @@ class Truth:
         self.jobs: dict[int, fx.StartCopy] = {}
         self.aims: dict[int, dict[int, Spans]] = {}
         self.flying: set[tuple[int, int]] = set()
-        self.stuck: dict[int, set[tuple[int, int]]] = {}
+        self.stuck: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        self.up = {int(fx.HOST_COPIER)}
+        self.copier_of: dict[int, int] = {}
         self.lives = 1
         self.handles: dict[int, tuple[int, int]] = {}
         self.unread: set[int] = set()
@@ -174,7 +178,9 @@ class Truth:
     def _later(self, effect: Any) -> None:
         if isinstance(effect, fx.OpenPool):
             # The copier takes commands in order: what it is told next may use the pool already.
+            require(effect.copier in self.up, "a pool is asked for: of a copier that is down")
             self.handles[effect.handle] = (effect.process, effect.memory.size_bytes)
+            self.copier_of[effect.handle] = effect.copier
         self.pending.append(effect)
 
     def act(self, number: int, error: str | None = None) -> None:
@@ -198,10 +204,30 @@ class Truth:
             if error is not None:
                 self.unread.add(effect.handle)
             self.core.pool_opened(effect.handle, error, self.now_ns)
+        elif isinstance(effect, fx.StartCopier | fx.StopCopier):
+            self._keep_running(effect, error)
         else:
             flying = any(job.pool == effect.handle for job in self.jobs.values())
             require(not flying, "a pool is closed: while it is copied from")
             self.core.pool_closed(effect.handle, self.now_ns)
+
+    def _keep_running(self, effect: fx.StartCopier | fx.StopCopier, error: str | None) -> None:
+        """A device's copier starts, or cannot and is tried again; or it ends."""
+        copier = effect.copier
+        if isinstance(effect, fx.StopCopier):
+            asked = (fx.StartCopier, fx.OpenPool, fx.ClosePool)
+            mine = [one for one in self.pending if isinstance(one, asked) and one.copier == copier]
+            require(all(isinstance(one, fx.StartCopier) for one in mine), "ended: amid pools")
+            self.pending = [one for one in self.pending if one not in mine]
+            self.up.discard(copier)
+            self.core.copier_lost(copier, self.now_ns)
+            self.core.copier_ended(copier, self.now_ns)
+        elif error is not None:
+            self.pending.append(effect)
+            self.core.copier_refused(copier, error, self.now_ns)
+        else:
+            self.up.add(copier)
+            self.core.copier_ready(copier, self.now_ns)
 
     # --- copies ---------------------------------------------------------------------------
 
@@ -209,6 +235,7 @@ class Truth:
         shadow = self.extents[job.extent]
         require(not shadow.removed, "a copy into a removed extent: the file is gone")
         require(job.pool in self.handles, "a copy from a pool: that is not open")
+        require(self.copier_of[job.pool] == job.copier, "a copy: by another pool's copier")
         size, geometry = self.handles[job.pool][1], shadow.geometry
         aims: dict[int, list[tuple[int, int, int]]] = {}
         rows = zip(job.targets.tolist(), job.sources.tolist(), job.lengths.tolist(), strict=True)
@@ -245,36 +272,46 @@ class Truth:
                 shadow.content[slot] = (job.pool, spans)
         self.core.copy_done(fx.JobId(number), error, self.now_ns)
 
-    def copier_dies(self, sticks: bool = False) -> None:
-        """The copier and its mappings are gone, or it is killed and does not die; another starts.
+    def copier_dies(self, sticks: bool = False, number: int = 0) -> None:
+        """A copier and its mappings are gone, or it is killed and does not die; another starts.
 
         Args:
             sticks: it may go on writing what it was told to, until ``stuck_dies``.
+            number: which of those that run.
         """
+        copier = fx.CopierId(sorted(self.up)[number % len(self.up)])
+        had = [job for job, one in self.jobs.items() if one.copier == copier]
+        mine: set[tuple[int, int]] = {
+            (self.jobs[job].extent, slot) for job in had for slot in self.aims[job]
+        }
         if sticks:
-            held = set().union(*self.stuck.values())
-            self.stuck[self.lives] = self.flying - held
+            self.stuck[copier, self.lives] = mine
         else:
-            self.flying = set().union(*self.stuck.values())
-        self.jobs.clear()
-        self.aims.clear()
+            self.flying -= mine
+        for job in had:
+            del self.jobs[job], self.aims[job]
         # Nobody copies from the old mappings any more; what was copied stays.
-        self.handles = {handle: (process, 0) for handle, (process, _) in self.handles.items()}
-        self.pending = [one for one in self.pending if isinstance(one, fx.CreateExtent)]
+        for handle, (process, _) in list(self.handles.items()):
+            if self.copier_of[handle] == copier:
+                self.handles[handle] = (process, 0)
+        pools = (fx.OpenPool, fx.ClosePool)
+        self.pending = [
+            one for one in self.pending if not (isinstance(one, pools) and one.copier == copier)
+        ]
         if sticks:
-            self.core.copier_stuck(fx.HOST_COPIER, self.lives, self.now_ns)
+            self.core.copier_stuck(copier, self.lives, self.now_ns)
         else:
-            self.core.copier_lost(fx.HOST_COPIER, self.now_ns)
+            self.core.copier_lost(copier, self.now_ns)
         self.lives += 1
         self.effects()
-        self.core.copier_ready(fx.HOST_COPIER, self.now_ns)
+        self.core.copier_ready(copier, self.now_ns)
 
     def stuck_dies(self) -> None:
         """The copiers that were killed and did not die are seen dead."""
-        for life, slots in list(self.stuck.items()):
-            del self.stuck[life]
+        for (copier, life), slots in list(self.stuck.items()):
+            del self.stuck[copier, life]
             self.flying -= slots
-            self.core.copier_gone(fx.HOST_COPIER, life, self.now_ns)
+            self.core.copier_gone(fx.CopierId(copier), life, self.now_ns)
 
     # --- records --------------------------------------------------------------------------
 

@@ -370,7 +370,7 @@ class Verbs(Actor):
         if step.a % 3 == 2:
             self.truth.stuck_dies()
         else:
-            self.truth.copier_dies(sticks=step.a % 3 == 1)
+            self.truth.copier_dies(sticks=step.a % 3 == 1, number=step.b)
 
     def restart(self, step: Step) -> None:
         rebirth.restart(self.clients, config_of(step), random.Random(step.x))
