@@ -113,14 +113,6 @@ class BulkRig(DeviceRig):
         assert saved == self.num_blocks, f"{saved} of {self.num_blocks} pages were saved"
         return took_s
 
-    def await_extents(self) -> float:
-        """Waits until the engine has page-locked all that the server gave it; seconds."""
-        begun_s = time.perf_counter()
-        while self.stats()["extents_unmapped"]:
-            assert time.perf_counter() - begun_s < LIMIT_S, self.worker.counters()
-            time.sleep(0.005)  # a pace, not a wait: the loop ends by its condition
-        return time.perf_counter() - begun_s
-
     def load(self, prompt: list[int]) -> LoadTimes:
         """Loads a saved prompt into the other half, as the host's iteration does."""
         request = FakeRequest(self.next_id, list(prompt))

@@ -53,7 +53,7 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
         try:
             prompt = rig.prompt(1)
             rig.save(prompt)
-            rig.await_extents()
+            rig.await_server()
             rig.load(prompt)  # the first one finds caches cold
             times = [rig.load(prompt).hooks_s for _ in range(rounds)]
             assert rig.num_wrong_pages() == 0

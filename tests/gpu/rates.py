@@ -103,12 +103,12 @@ def engine_rates(rig: BulkRig, products: Products, rounds: int) -> tuple[Measure
     for _ in range(NUM_WARM):
         save()
     during_s = 0.2 * rounds
-    rig.await_extents()
+    rig.await_server()
     idle_save = max(save() for _ in range(rounds))
     busy_save, save_products = beside(products, lambda: repeated(save, during_s))
     last = rig.prompt(next(numbers))
     rig.save(last)
-    rig.await_extents()
+    rig.await_server()
     idle_load = max(load() for _ in range(rounds))
     wrong = rig.num_wrong_pages()
     assert wrong == 0, f"{wrong} pages were loaded with other bytes"

@@ -7,6 +7,7 @@ stream alone, as kernels would; reads go to page-locked memory and are compared 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from adapter.config import ENV_BUDGET_MS, ENV_HELD_PERCENT, ENV_LOAD_MODE
 from adapter.loadmode import AUTO
 from protocol.device.interface import Batch, Direction, MemoryKind
 from tests.adapter.enginerig import SIZE, EngineRig, page_content, write_model
-from tests.adapter.test_layouts import Group, Layout, Region
+from tests.adapter.hostlike import Output
 from tests.gpu.ground import Ground, finish
+from tests.gpu.layout import Group, Layout, Region
 
 LAYERS, HEADS = 2, 2
+READY_LIMIT_S = 60.0
 POISON = 0xFF
 
 
@@ -129,7 +132,7 @@ class DeviceRig(EngineRig):
         with patch.dict(os.environ, settings):
             super().__init__(url, model, num_pages)
         self.ground, self.kind, self.page_bytes = ground, kind, kind.page_bytes
-        self.pages = range(num_pages)
+        self.pages = range(num_pages)  # type: ignore[assignment]
         self.device = ground.device
         self.main = ground.stream()
         self.stream = self.main  # what hooks are given; a test may give them another one
@@ -147,9 +150,36 @@ class DeviceRig(EngineRig):
 
     def register(self) -> DeviceRig:
         """Registers as its kind of memory is: V1's tensor, or V2's layout for virtual memory."""
-        if self.kind.memory is not MemoryKind.VIRTUAL:
+        if self.kind.memory is MemoryKind.VIRTUAL:
+            self.worker.register_kv_cache_layout(self.layout())
+            self.scheduler.wait_for_initialization()
+        else:
             super().register()
-            return self
+        self.await_server()
+        return self
+
+    def await_server(self) -> float:
+        """Waits until the server reads the pool, and all it holds for this engine can be loaded.
+
+        A copier that begins CUDA takes seconds, and so do extents that are page-locked; an engine
+        runs uncached meanwhile, which here would only be a test that shows nothing.
+
+        Returns:
+            Seconds.
+        """
+        begun_s = time.perf_counter()
+        while (
+            (link := self.worker.link) is None
+            or link.joined is None
+            or self.stats()["extents_unmapped"]
+        ):
+            assert time.perf_counter() - begun_s < READY_LIMIT_S, self.worker.counters()
+            time.sleep(0.005)  # a pace, not a wait: the loop ends by its condition
+            self.iterate(Output())
+        return time.perf_counter() - begun_s
+
+    def layout(self) -> Layout:
+        """V2's description: keys and values apart."""
         half, count = self.page_bytes // 2, len(self.pages)
         regions = [
             Region(
@@ -161,10 +191,7 @@ class DeviceRig(EngineRig):
             )
             for at, role in enumerate(("key", "value"))
         ]
-        layout = Layout(SIZE, [Group(0, list(range(LAYERS)), None, regions)], self.tensor.dtype)
-        self.worker.register_kv_cache_layout(layout)
-        self.scheduler.wait_for_initialization()
-        return self
+        return Layout(SIZE, [Group(0, list(range(LAYERS)), None, regions)], self.tensor.dtype)
 
     # --- pages, through the engine's stream ---
 

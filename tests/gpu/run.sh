@@ -10,7 +10,8 @@
 # step failed. Needs the NVIDIA driver; no CUDA toolkit. docs/cuda.md says what each step shows.
 #
 # To fill a folder of wheels on a machine that has an index, with the same Python version:
-#   pip download -d wheels $(python3 .ci/lower_bounds.py names) $(python3 .ci/lower_bounds.py cupy-cuda12)
+#   pip download -d wheels pytest $(python3 .ci/lower_bounds.py dependencies) \
+#     $(python3 .ci/lower_bounds.py cupy-cuda12)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-python3}
@@ -36,10 +37,11 @@ fi
 [[ -x $VENV/bin/python ]] || "$PYTHON" -m venv --system-site-packages "$VENV"
 extra=none
 [[ $DEVICE == cuda ]] && extra=cupy-cuda$(major)
-mapfile -t wanted < <("$VENV/bin/python" .ci/lower_bounds.py names; "$VENV/bin/python" .ci/lower_bounds.py "$extra")
+requirements() { "$VENV/bin/python" .ci/lower_bounds.py "$1"; }
+mapfile -t wanted < <(requirements dependencies; requirements "$extra")
 from=()
 [[ -n ${WHEELS:-} ]] && from=(--no-index --find-links "$WHEELS")
-if ! "$VENV/bin/python" -m pip install -q "${from[@]}" "${wanted[@]}"; then
+if ! "$VENV/bin/python" -m pip install -q "${from[@]}" pytest "${wanted[@]}"; then
   echo "the packages above could not be installed; without an index, set WHEELS (see this script's top)" >&2
   exit 2
 fi
