@@ -85,7 +85,7 @@ class Sweep:
         return self._references[key][1]
 
 
-def join(subject: Subject, setup: Setup) -> None:
+def join(subject: Subject, setup: Setup, num_others: int = 0) -> None:
     """Waits until every rank is registered and has mapped what it was given.
 
     The other ranks join with the first metadata, so something is asked first.
@@ -93,6 +93,7 @@ def join(subject: Subject, setup: Setup) -> None:
     Args:
         subject: an engine with a connector.
         setup: how it was built.
+        num_others: registrations of other engines that the server holds.
 
     Raises:
         PlayError: it did not join in time.
@@ -102,7 +103,10 @@ def join(subject: Subject, setup: Setup) -> None:
         for _ in range(setup.size if setup.is_adp else 1):
             subject.submit(Ask((1, 2, 3), 1)).result(_JOIN_S)
         values = subject.look()[0].server
-        if values.get("sessions") == setup.size and values.get("extents_unmapped") == 0:
+        if (
+            values.get("sessions") == setup.size + num_others
+            and values.get("extents_unmapped") == 0
+        ):
             return
         if time.monotonic() > end_s:
             raise PlayError(f"the engine did not join: {values}")
