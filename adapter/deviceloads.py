@@ -236,7 +236,7 @@ class DeviceLoads(Loads):
         """Queues the copies of some orders. From the first one on their flight owns what they hold.
 
         Args:
-            orders: which; once something is queued they are taken out of ``owed``.
+            orders: which; once something may be queued they are taken out of ``owed``.
             owed: leases that the caller gives back.
             leases: where the bytes are.
             stream: where to queue.
@@ -255,15 +255,15 @@ class DeviceLoads(Loads):
             for load in loads:
                 load.check()
             events: list[Event] = []
-            is_queued, failure = False, None
+            has_begun, failure = False, None
             try:
                 for batch in batches_of(loads):
+                    has_begun = True  # also where it fails: better held too long than not
                     if batch.sizes.size:
                         self._device.copy(stream, batch, Direction.TO_DEVICE)
-                        is_queued = True
                     events.append(self._device.record(stream))
             except Exception as error:
-                if not is_queued:
+                if not has_begun:
                     raise
                 failure = error
             flight = Flight(

