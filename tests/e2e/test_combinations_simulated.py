@@ -43,3 +43,27 @@ def test_combination(combination: Combination, sweep: Sweep) -> None:
     sweep.run(combination, range(SEED, SEED + SCHEDULES), tally)
     assert tally.schedules == SCHEDULES
     assert tally.loaded_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("epoch", "layout", "mode", "said"),
+    [
+        ("E2", "v1", "sync", "the server reads the pool itself"),
+        ("E2", "v1_private", "sync", "staging ring of"),
+        ("E3", "v2_regions", "auto", "staging ring of"),
+        ("E2", "v1", "layerwise", "staging ring of"),
+    ],
+)
+def test_how_a_pool_is_shared(
+    sweep: Sweep,
+    caplog: pytest.LogCaptureFixture,
+    epoch: str,
+    layout: str,
+    mode: str,
+    said: str,
+) -> None:
+    """As docs/trtllm.md says of devices; the copies are the device's in either case."""
+    with caplog.at_level("INFO", logger="kvkeep"):
+        sweep.run(Combination(epoch, "plain", layout, mode, "1"), [SEED], Tally())
+    assert [said in line for line in caplog.messages].count(True) == 1
+    assert ("page-locked" in caplog.text) == (said != "the server reads the pool itself")

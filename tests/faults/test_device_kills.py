@@ -103,7 +103,7 @@ def saves(player: Player) -> bool:
     answer = player.submit(ask).result(WAIT_S)
     assert player.is_right(ask, answer)
     player.subject.forget_reuse(WAIT_S)
-    return answer.num_loaded_tokens == 3 * BLOCK
+    return bool(answer.num_loaded_tokens == 3 * BLOCK)
 
 
 def test_an_engine_killed_amid_its_copies_leaves_nothing(

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="kvkeep-models-") as models:
         for mode in options.mode or MODE.names:
             tallies[mode] = _run_mode(mode, seed, options, Path(models), console)
-    result = document(seed, time.monotonic() - began_s, tallies)
+    result = document(seed, time.monotonic() - began_s, tallies) | {"device": options.device}
     if options.json:
         print(json.dumps(result, indent=2))
     else:

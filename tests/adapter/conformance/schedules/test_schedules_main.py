@@ -54,7 +54,14 @@ def test_an_error_is_told_and_the_others_go_on(
     assert "of something else" in result["errors"][1]
 
 
-@pytest.mark.parametrize("arguments", [["--count", "0"], ["--count", "-1"], ["--ranks", "9"]])
+def test_pools_may_lie_on_a_simulated_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*SMALL, "--device", "simulated", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["device"], result["errors"]) == ("simulated", [])
+    assert result["modes"]["sync"]["loaded_tokens"] > 0
+
+
+@pytest.mark.parametrize("arguments", [["--count", "0"], ["--count", "-1"], ["--device", "tpu"]])
 def test_what_would_play_nothing_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments)
