@@ -40,6 +40,11 @@ COMBINATION_ROUNDS = 3
 
 COMBINATIONS = ("tests/e2e/test_combinations.py", "tests/e2e/test_combinations_ranked.py")
 
+ON_DEVICES = "tests/e2e/test_combinations_simulated.py"
+"""All combinations once more, on a simulated CUDA device."""
+
+SCHEDULES_PER_MODE_ON_DEVICES = 100
+
 CHAOS_MINUTES = 10
 
 PROPERTY_ROUNDS = 5
@@ -92,7 +97,10 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             _tests(
                 "tests marked slow",
                 build / "slow-marked.xml",
-                ("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
+                (
+                    *("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
+                    f"--ignore={ON_DEVICES}",
+                ),
                 {"KV_E2E_SEED": str(seed)},
                 limit_s=1800,
             )
@@ -100,7 +108,7 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
     more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
     folders = ("tests/faults", "tests/e2e")
     # Unless it is the short run: combinations have a step of their own.
-    apart = () if quick else tuple(f"--ignore={path}" for path in COMBINATIONS)
+    apart = () if quick else tuple(f"--ignore={path}" for path in (*COMBINATIONS, ON_DEVICES))
     steps.append(
         _tests(
             "fault rows and end to end",
@@ -152,7 +160,46 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
         )
     )
     steps += _restart_steps(seed, build, quick)
-    return steps + _fuzz_steps(seed, build, quick) + _host_steps(seed, build, quick)
+    steps += _fuzz_steps(seed, build, quick) + _host_steps(seed, build, quick)
+    return steps + _device_steps(seed, build, quick)
+
+
+def _device_steps(seed: int, build: Path, quick: bool) -> list[Step]:
+    """The host's whole suite on simulated CUDA devices: random delays, answers equal to the bit."""
+    count = 2 if quick else SCHEDULES_PER_MODE_ON_DEVICES
+    numbers = ("--count", str(count), "--seed", str(seed))
+    schedules = Step(
+        "simulated CUDA: schedules",
+        (
+            *(sys.executable, "-m", "adapter.conformance.schedules", "--json", *numbers),
+            *("--device", "simulated"),
+        ),
+        limit_s=3600,
+        read=lambda _, stdout: read_schedules(json.loads(stdout), quick, count),
+    )
+    if quick:
+        return [schedules]
+    rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
+    apart = (f"--ignore={path}" for path in (*COMBINATIONS, ON_DEVICES))
+    folders = ("tests/adapter/conformance/host", "tests/e2e")
+    return [
+        schedules,
+        _tests(
+            "simulated CUDA: combinations",
+            build / "slow-simulated-combinations.xml",
+            (ON_DEVICES, "--timeout=600"),
+            rounds,
+            3600,
+            may_skip=False,
+        ),
+        _tests(
+            "simulated CUDA: host and adapter",
+            build / "slow-simulated-suite.xml",
+            ("-m", MARKS, *folders, *apart),
+            {"KV_SCHEDULE_SEED": str(seed), "TRTLLM_CONFORMANCE_DEVICE": "simulated"},
+            limit_s=2400,
+        ),
+    ]
 
 
 def _restart_steps(seed: int, build: Path, quick: bool) -> list[Step]:

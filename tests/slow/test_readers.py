@@ -122,6 +122,14 @@ def test_fewer_schedules_do_for_a_trial() -> None:
     assert missed(read_schedules(trial, quick=True)) == set()
 
 
+def test_on_devices_fewer_schedules_do() -> None:
+    fewer = changed(SCHEDULES, "modes.async.schedules", 100)
+    assert missed(read_schedules(changed(fewer, "schedules", 400), False, 100)) == set()
+    assert missed(read_schedules(changed(fewer, "schedules", 399), False, 100)) == {"schedules"}
+    fewest = changed(fewer, "modes.async.schedules", 99)
+    assert missed(read_schedules(fewest, False, 100)) == {"async: schedules"}
+
+
 def test_a_broken_rule_is_named() -> None:
     rules = [{"source": "§9.1", "rule": "r", "outcome": "broken", "evidence": "why"}]
     figures = read_kit({"rules": rules, "broken": 1})

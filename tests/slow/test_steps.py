@@ -122,6 +122,8 @@ def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
     )
     host = {"schedules", "combinations", "conformance kit", "agentic", "adapter cpu"}
     assert host <= set(names)
+    devices = {"schedules", "combinations", "host and adapter"}
+    assert {f"simulated CUDA: {name}" for name in devices} <= set(names)
     assert {"restarts", *(f"restarts {name}" for name in BREAKS)} <= set(names)
     assert len(names) > len(plan(1, tmp_path, quick=True))
 
