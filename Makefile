@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-s
 SOURCES := protocol server adapter tests .ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test slow soak chaos fuzz bench bench-agentic lint format clean
+.PHONY: help setup node demo test slow soak chaos fuzz bench bench-agentic gpu lint format clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -95,6 +95,9 @@ bench: setup ## what this machine does: copies, latency, start-up, memory
 bench-agentic: setup ## twelve agents, twelve turns, one cache: build/agentic.json, .png (3 min)
 	@mkdir -p build
 	@$(PY) -m adapter.conformance.agentic --json build/agentic.json --png build/agentic.png $(ARGS)
+
+gpu: ## what only a GPU can prove, on this machine's GPU: build/gpu.json (6 minutes)
+	@bash tests/gpu/run.sh
 
 lint: setup ## format, lint, types, import contracts
 	@$(VENV)/bin/ruff format --check $(SOURCES)
