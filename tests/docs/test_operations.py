@@ -105,6 +105,9 @@ def test_counters_in_the_code_are_described_and_those_described_exist() -> None:
     described = described_counters()
     assert counted - described == set()
     described -= {"error_…", "complaint_…"}
+    of_devices = {name for name in described if name.endswith("GPU-…")}
+    assert [n for n in of_devices if f'f"{n.removesuffix("GPU-…")}{{' not in code] == []
+    described -= of_devices
     assert [n for n in described if f'"{n}"' not in code and f"{n}=" not in code] == []
 
 

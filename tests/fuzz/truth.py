@@ -215,8 +215,7 @@ class Truth:
         """A device's copier starts, or cannot and is tried again; or it ends."""
         copier = effect.copier
         if isinstance(effect, fx.StopCopier):
-            asked = (fx.StartCopier, fx.OpenPool, fx.ClosePool)
-            mine = [one for one in self.pending if isinstance(one, asked) and one.copier == copier]
+            mine = [one for one in self.pending if getattr(one, "copier", None) == copier]
             require(all(isinstance(one, fx.StartCopier) for one in mine), "ended: amid pools")
             self.pending = [one for one in self.pending if one not in mine]
             self.up.discard(copier)
@@ -281,9 +280,7 @@ class Truth:
         """
         copier = fx.CopierId(sorted(self.up)[number % len(self.up)])
         had = [job for job, one in self.jobs.items() if one.copier == copier]
-        mine: set[tuple[int, int]] = {
-            (self.jobs[job].extent, slot) for job in had for slot in self.aims[job]
-        }
+        mine = {(int(self.jobs[job].extent), slot) for job in had for slot in self.aims[job]}
         if sticks:
             self.stuck[copier, self.lives] = mine
         else:
@@ -291,13 +288,11 @@ class Truth:
         for job in had:
             del self.jobs[job], self.aims[job]
         # Nobody copies from the old mappings any more; what was copied stays.
-        for handle, (process, _) in list(self.handles.items()):
-            if self.copier_of[handle] == copier:
-                self.handles[handle] = (process, 0)
+        gone = [handle for handle in self.handles if self.copier_of[handle] == copier]
+        self.handles.update({handle: (self.handles[handle][0], 0) for handle in gone})
         pools = (fx.OpenPool, fx.ClosePool)
-        self.pending = [
-            one for one in self.pending if not (isinstance(one, pools) and one.copier == copier)
-        ]
+        asked = [one for one in self.pending if isinstance(one, pools) and one.copier == copier]
+        self.pending = [one for one in self.pending if one not in asked]
         if sticks:
             self.core.copier_stuck(copier, self.lives, self.now_ns)
         else:

@@ -243,12 +243,8 @@ class CoreMachine(RuleBasedStateMachine):
 
         def found(reply: m.Body | None) -> None:
             if isinstance(reply, m.LookupReply) and reply.ready:
-                engine.offer = (  # type: ignore[attr-defined]
-                    keys,
-                    reply.lease,
-                    start,
-                    reply.ready,
-                )
+                offer = (keys, reply.lease, start, reply.ready)
+                engine.offer = offer  # type: ignore[attr-defined]
 
         body = m.Lookup(
             session=engine.session, request=request, start=start, keys=b"".join(keys[start:])
