@@ -2,7 +2,8 @@
 
 A plug-in of ``adapter.conformance.host.ranks``: ``LOOKUP.before`` and ``LOOKUP.after`` (the answer
 is there), ``STORE.before`` and ``STORE.after`` (it is sent, its answer is not there), ``answered``
-(an answer to something sent was taken in), ``copy.before`` and ``copy.after``.
+(an answer to something sent was taken in), ``copy.before`` and ``copy.after`` of loads; on a
+simulated device those are on the stream that the load was queued on.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from adapter.channel import Channel
 from adapter.conformance.host.ranks.injection import Injector
 from adapter.copy import HeldLoad
 from adapter.worker import KvkeepConnectorWorker
+from protocol.device.interface import Batch
+from protocol.device.simulated import copies
+from protocol.device.simulated.memory import Memory
 
 
 def install(rank: int, injector: Injector) -> None:
     """Puts the points in, for this process."""
     call, submit, poll, copy = Channel.call, Channel.submit, Channel.poll, HeldLoad.copy
+    run = copies.run
 
     def pointed_call(channel: Channel, body: Any, *rest: Any, **named: Any) -> Any:
         injector.reach(f"{body.op.name}.before")
@@ -42,11 +47,21 @@ def install(rank: int, injector: Injector) -> None:
         copy(load, *rest, **named)
         injector.reach("copy.after")
 
+    def pointed_run(batch: Batch, memory: Memory, *rest: Any) -> None:
+        target = memory.find(int(batch.targets[0]))
+        is_load = target is not None and not target.is_host
+        if is_load:
+            injector.reach("copy.before")
+        run(batch, memory, *rest)
+        if is_load:
+            injector.reach("copy.after")
+
     for owner, name, pointed in (
         (Channel, "call", pointed_call),
         (Channel, "submit", pointed_submit),
         (Channel, "poll", pointed_poll),
         (HeldLoad, "copy", pointed_copy),
+        (copies, "run", pointed_run),
     ):
         setattr(owner, name, pointed)
 
