@@ -12,11 +12,17 @@ from functools import partial
 
 from protocol.ids import PoolId
 from protocol.layout import FileMemory, Memory
+from server.core.clock import Timers
+from server.core.config import SECOND_NS
 from server.core.copiers import Copiers
 from server.core.effects import ClosePool, CopierId, OpenPool, PoolHandle
 from server.core.namespaces import PoolState, Session
 from server.core.outbox import Outbox
 from server.core.roster import Roster
+
+REOPEN_NS = 5 * SECOND_NS
+"""When a pool is asked for again that a new copier could not open as the last one did. Its session
+cannot be ended for that: its engine may be reading what it was offered."""
 
 
 class Pools:
@@ -26,14 +32,16 @@ class Pools:
         roster: sessions.
         outbox: where effects go.
         copiers: who maps.
+        timers: deadlines.
 
     Attributes:
         came: called with a session when its pool was opened, or with why it was not.
         went: called with a session whose pool is not mapped any more, or may be closed now.
     """
 
-    def __init__(self, roster: Roster, outbox: Outbox, copiers: Copiers) -> None:
+    def __init__(self, roster: Roster, outbox: Outbox, copiers: Copiers, timers: Timers) -> None:
         self._roster = roster
+        self._timers = timers
         self._outbox = outbox
         self._copiers = copiers
         self._by_handle: dict[PoolHandle, Session] = {}
@@ -87,8 +95,15 @@ class Pools:
         if session is None or session.pool_state is not PoolState.OPENING:
             return
         session.pool_state = PoolState.OPEN if error is None else PoolState.NONE
+        if error is not None and session.is_ready and not session.is_closing:
+            due_ns = self._timers.clock.now_ns + REOPEN_NS
+            self._timers.at(due_ns, partial(self._open_again, session, handle))
         self.came(session, error)
         self.went(session)
+
+    def _open_again(self, session: Session, handle: PoolHandle) -> None:
+        if self._by_handle.get(handle) is session and session.pool_state is PoolState.NONE:
+            self._open(session)
 
     def close(self, session: Session) -> None:
         """Has a session's open pool unmapped; no copy from it is running."""

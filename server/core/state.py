@@ -108,7 +108,7 @@ class State:
             self.fault,
         )
         self.roster = Roster(config, self.slots, self.outbox)
-        self.pools = Pools(self.roster, self.outbox, self.copiers)
+        self.pools = Pools(self.roster, self.outbox, self.copiers, self.timers)
         self.departures = Departures(
             self.roster,
             self.outbox,

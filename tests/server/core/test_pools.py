@@ -7,6 +7,7 @@ import pytest
 from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from server.core import effects as fx
+from server.core.pools import REOPEN_NS
 from tests.server.core.world import PAGE, World, chain, config, namespace
 
 
@@ -104,3 +105,50 @@ def test_a_copier_that_does_not_die_keeps_its_slots_and_nothing_else() -> None:
     assert (values["copiers_stuck"], values["slots_reserved"], values["sessions"]) == (0, 0, 1)
     assert b.save(chain("z", 8)) == 8
     world.core.check_integrity()
+
+
+@pytest.mark.parametrize("device", [b"", b"d" * 16])
+def test_a_pool_that_the_next_copier_cannot_open_is_asked_for_again(device: bytes) -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.device = device
+    a.register(namespace())
+    copier = fx.CopierId(1 if device else 0)
+    world.auto_pools = False
+    world.lose(copier)
+    world.begin(fx.StartCopier(copier, device))
+    world.pump()
+    (asked,) = world.pending
+    world.pending.clear()
+    world.act(asked, "not now")
+    world.pump()
+    assert a.error(a.store_body(chain("x", 2))) is ErrorCode.UNAVAILABLE
+    world.step(REOPEN_NS // 2)
+    world.lose(copier)  # what comes in between does not ask twice
+    world.begin(fx.StartCopier(copier, device))
+    world.pump()
+    assert not world.pending
+    world.auto_pools = True
+    world.step(REOPEN_NS // 2)
+    world.core.tick(world.now_ns)
+    world.pump()
+    assert a.save(chain("x", 2)) == 2
+    assert len(world.pools) == 1
+
+
+def test_a_pool_that_cannot_be_opened_again_is_not_asked_for_after_its_session() -> None:
+    world = World(config())
+    a = world.engine("a")
+    a.register(namespace())
+    world.auto_pools = False
+    world.lose(fx.HOST_COPIER)
+    world.begin(fx.StartCopier(fx.HOST_COPIER, b""))
+    world.pump()
+    (asked,) = world.pending
+    world.pending.clear()
+    world.act(asked, "not now")
+    assert a.ask(a.unregister_body()) == m.Done()
+    world.step(REOPEN_NS)
+    world.core.tick(world.now_ns)
+    world.pump()
+    assert not world.pending
