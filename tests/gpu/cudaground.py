@@ -13,13 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.device import backends
+from protocol.device.cuda.copies import MAX_PIECE_BYTES, Thresholds
 from protocol.device.interface import DeviceBuffer, DeviceError, MemoryKind
+from tests.gpu.ground import Way
 
 SIDE = 2048
 """Rows and columns of the matrices that are multiplied: 16 MiB each."""
 TILE = 32
 _NON_BLOCKING = 1
 _ATTACH_GLOBAL = 1
+_LEGACY = 0
+_KERNEL_LIMIT_S = 30.0
 
 SOURCE = r"""
 extern "C" __global__ void hold(unsigned long long nanoseconds) {
@@ -120,12 +124,15 @@ class Kernels:
 class EngineStream:
     """A stream of the engine, with the attributes that a ``torch.cuda.Stream`` has."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, cuda_stream: int | None = None) -> None:
+        """``cuda_stream``: number of one that is there; None makes one."""
         from cuda.bindings import driver
 
         self._device = device
-        self._stream = checked(driver.cuStreamCreate(_NON_BLOCKING), "making a stream")
-        self.cuda_stream = int(self._stream)
+        if cuda_stream is None:
+            self._stream = checked(driver.cuStreamCreate(_NON_BLOCKING), "making a stream")
+            cuda_stream = int(self._stream)
+        self.cuda_stream = cuda_stream
 
     def record_event(self) -> Any:
         """The present end of the stream; has ``query``."""
@@ -207,8 +214,21 @@ class CudaGround:
         self._kernels = Kernels()
         self._matrices: list[DeviceBuffer] = []
 
+    def main_stream(self) -> Any:
+        return EngineStream(self.device, _LEGACY)
+
     def stream(self) -> Any:
         return EngineStream(self.device)
+
+    def by(self, way: Way | None) -> None:
+        if way is Way.KERNEL and not self.device.kernel.wait_until_made(_KERNEL_LIMIT_S):
+            raise DeviceError("no kernel", str(self.device.kernel.failure))
+        chosen = {
+            None: Thresholds(),
+            Way.ENGINE: Thresholds(kernel_bytes=0),
+            Way.KERNEL: Thresholds(kernel_pieces=1, kernel_bytes=MAX_PIECE_BYTES),
+        }
+        self.device.copies._thresholds = chosen[way]
 
     def allocate(self, kind: MemoryKind, num_bytes: int) -> Any:
         if kind is MemoryKind.VIRTUAL:

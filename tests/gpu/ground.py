@@ -7,12 +7,20 @@ that each is known to work before it meets a GPU. Must not know: servers, engine
 from __future__ import annotations
 
 import time
+from enum import Enum
 from typing import Any, Protocol
 
 from protocol.device.interface import Device, DeviceError, MemoryKind, Stream
 
 WAIT_S = 30.0
 NAMES = ("cuda", "simulated")
+
+
+class Way(Enum):
+    """How pieces of a batch are moved."""
+
+    ENGINE = "copy engine"
+    KERNEL = "kernel"
 
 
 class Memory(Protocol):
@@ -41,8 +49,14 @@ class Ground(Protocol):
     def tensor_device(self) -> str:
         """What a tensor in its memory says of its device."""
 
+    def main_stream(self) -> Any:
+        """The stream a host passes to hooks: has ``record_event`` and ``cuda_stream``.
+
+        On a GPU the legacy one, as in TensorRT-LLM (host contract §5).
+        """
+
     def stream(self) -> Any:
-        """A stream as a host passes it to hooks: has ``record_event`` and ``cuda_stream``."""
+        """Another stream of the host's, with the same attributes."""
 
     def allocate(self, kind: MemoryKind, num_bytes: int) -> Memory:
         """Memory as a host would make its pool."""
@@ -55,6 +69,13 @@ class Ground(Protocol):
 
     def tick(self, stream: Any) -> None:
         """Queues a kernel that does nothing."""
+
+    def by(self, way: Way | None) -> None:
+        """How ``device.copy`` moves pieces from now on, whatever their size; None: as it likes.
+
+        Raises:
+            DeviceError: the device has no kernel.
+        """
 
 
 def ground_for(name: str) -> Ground:

@@ -134,7 +134,7 @@ class DeviceRig(EngineRig):
         self.ground, self.kind, self.page_bytes = ground, kind, kind.page_bytes
         self.pages = range(num_pages)  # type: ignore[assignment]
         self.device = ground.device
-        self.main = ground.stream()
+        self.main = ground.main_stream()
         self.stream = self.main  # what hooks are given; a test may give them another one
         self.own = self.device.borrow_stream(self.main)
         self.memory = ground.allocate(kind.memory, num_pages * kind.page_bytes)

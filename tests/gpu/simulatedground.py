@@ -12,6 +12,7 @@ from typing import Any
 from protocol.device.interface import DeviceError, MemoryKind
 from protocol.device.simulated import driver
 from protocol.device.simulated.device import SimulatedDevice
+from tests.gpu.ground import Way
 
 
 @dataclass
@@ -39,8 +40,11 @@ class SimulatedGround:
         self.device: Any = found.device(0)
         self.device.bind()
 
-    def stream(self) -> Any:
+    def main_stream(self) -> Any:
         return self.device.create_stream("M")
+
+    def stream(self) -> Any:
+        return self.device.create_stream("X")
 
     def allocate(self, kind: MemoryKind, num_bytes: int) -> SimulatedMemory:
         return SimulatedMemory(self.device, self.device.malloc(num_bytes, kind))
@@ -53,3 +57,6 @@ class SimulatedGround:
 
     def tick(self, stream: Any) -> None:
         stream.enqueue(lambda: None)
+
+    def by(self, way: Way | None) -> None:
+        """There is one way here."""

@@ -27,6 +27,7 @@ STEPS = {
     "hooks": 45.0,
     "pinning": 45.0,
     "footprint": 45.0,
+    "ways": 30.0,
     "sanitizer": 60.0,
 }
 """Every step, in order, and the longest it may take in seconds."""

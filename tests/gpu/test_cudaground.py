@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from protocol.device.cuda.copies import Copies, Thresholds
+from protocol.device.cuda.kernel import GatherKernel
 from protocol.device.interface import DeviceError
 from tests.gpu import cudaground
 
@@ -56,3 +58,11 @@ def test_a_status_that_is_none_of_success_raises() -> None:
     assert cudaground.checked((driver.CUresult.CUDA_SUCCESS, 7, 8), "x") == [7, 8]
     with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE"):
         cudaground.checked((driver.CUresult.CUDA_ERROR_INVALID_VALUE,), "x")
+
+
+def test_a_way_is_forced_through_what_the_backend_has() -> None:
+    nothing: Any = None
+    made = Copies(nothing, nothing, nothing, max_pitch=1)
+    assert made._thresholds == Thresholds()
+    assert callable(GatherKernel.wait_until_made)
+    assert isinstance(GatherKernel.failure, property)
