@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.device.interface import DeviceError, Direction, MemoryKind, batch_of
-from protocol.device.simulated import driver, settings
+from protocol.device.simulated import driver, ledger, settings
 from protocol.device.simulated.device import SimulatedDevice
 from protocol.device.simulated.faults import Fault, plant
 from tests.protocol.device.moved import content, pages, wait, wait_for
@@ -263,7 +263,9 @@ def test_what_is_taken_is_counted_and_given_back(folder: Path) -> None:
     assert device.memory().total_bytes == 1 << 20
 
 
-def test_freed_memory_is_poisoned_and_a_copy_to_it_illegal(device: SimulatedDevice) -> None:
+def test_freed_memory_is_poisoned_and_a_copy_to_it_illegal(
+    device: SimulatedDevice, folder: Path
+) -> None:
     pool, buffer, stream = device.malloc(4096), device.pinned_buffer(4096), device.create_stream()
     seen, gate = content(pool), threading.Event()
     seen[:] = 3
@@ -272,6 +274,7 @@ def test_freed_memory_is_poisoned_and_a_copy_to_it_illegal(device: SimulatedDevi
     event = device.record(stream)
     device.free(pool)
     assert (seen == driver.POISON).all()
+    assert ledger.census(folder, 0) == ledger.Census(0, 0, 1)  # whoever still looks at it
     gate.set()
     with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
         wait(event)

@@ -52,6 +52,12 @@ def test_visible_devices_are_read_as_the_driver_does(
     assert found.visible == visible
 
 
+def test_nodes_of_the_machine_are_shared(tmp_path: Path) -> None:
+    assert settings.read_machine(tmp_path).numa_nodes == ()
+    settings.write_machine(tmp_path, settings.Machine(numa_nodes=(0, 1)))
+    assert settings.read_machine(tmp_path).numa_nodes == (0, 1)
+
+
 def test_names_of_devices() -> None:
     assert uuid_of(3) == b"SIMULATED-GPU-03"
     assert all(len(uuid_of(n)) == 16 and index_of(uuid_of(n)) == n for n in range(16))

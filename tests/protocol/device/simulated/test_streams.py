@@ -185,8 +185,8 @@ def test_threads_end_when_closed_and_when_forgotten() -> None:
 
     closed, forgotten = (SimulatedStream(Owner(), "counted") for _ in range(2))
     done: list[int] = []
-    forgotten.enqueue(lambda: done.append(1))
     number = forgotten.cuda_stream
+    forgotten.enqueue(lambda own=forgotten: done.append(own.cuda_stream))  # type: ignore[misc]
     assert stream_by_number(number) is forgotten
     closed.close(10)
     closed.close(10)
@@ -196,7 +196,7 @@ def test_threads_end_when_closed_and_when_forgotten() -> None:
     del forgotten
     gc.collect()
     wait_for(lambda: running() == 0)
-    assert done == [1]
+    assert done == [number]
     assert stream_by_number(number) is None
 
 
