@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from adapter.conformance.kit import (
+    checks_device,
     checks_hooks,
     checks_layouts,
     checks_loads,
@@ -17,7 +18,7 @@ from adapter.conformance.kit import (
     checks_saves,
 )
 from adapter.conformance.kit.bench import Bench
-from adapter.conformance.kit.verdict import Verdict, unseen
+from adapter.conformance.kit.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,6 @@ class Rule:
     source: str
     text: str
     check: Callable[[Bench], Verdict]
-
-
-def _needs_a_gpu(bench: Bench) -> Verdict:
-    return unseen("needs a GPU")
 
 
 RULES: Final = (
@@ -81,7 +78,11 @@ RULES: Final = (
         checks_layouts.skips_missing_pages_and_keeps_groups_apart,
     ),
     Rule("§9.12", "forgets requests by itself", checks_saves.forgets_what_is_cancelled),
-    Rule("§9.13", "sets the device in its own threads", _needs_a_gpu),
+    Rule(
+        "§9.13",
+        "sets the device in its own threads",
+        checks_device.sets_the_device_in_its_threads,
+    ),
     Rule("§9.14", "needs no layer hooks", checks_loads.needs_no_layer_hooks),
     Rule(
         "§9.15",

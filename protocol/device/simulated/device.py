@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import random
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
@@ -79,12 +80,19 @@ class SimulatedDevice:
         """For people."""
         return f"simulated GPU {self.index}"
 
+    @property
+    def numa_node(self) -> int | None:
+        """As set for the machine."""
+        nodes = self._driver.settings.machine.numa_nodes
+        return nodes[self.index] if self.index < len(nodes) else None
+
     def bind(self) -> None:
         """Makes the device the calling thread's."""
         self._driver.check_process()
         self.meet("bind")
         self._driver.enter(self.index)
         self._driver.bound.index = self.index
+        self._driver.bound_threads.add(threading.current_thread().name)
 
     def place(self, address: int) -> Place | None:
         """What an address is; None for plain host memory."""
@@ -306,8 +314,12 @@ class SimulatedDevice:
     def _call(self, call: str) -> None:
         self._driver.check_process()
         if getattr(self._driver.bound, "index", None) != self.index:
-            code = "cudaErrorInvalidDevice"
-            raise DeviceError(code, f"simulated {call} on a thread that has not bound {self.name}")
+            code, what = (
+                "cudaErrorInvalidDevice",
+                f"{call} on a thread that has not bound {self.name}",
+            )
+            self._driver.unbound_calls.append(f"{what}: {threading.current_thread().name}")
+            raise DeviceError(code, f"simulated {what}")
         self.meet(call)
 
     def _sees(self, place: Range) -> bool:

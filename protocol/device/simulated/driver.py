@@ -62,6 +62,10 @@ class Driver:
 
     Args:
         how: see there.
+
+    Attributes:
+        bound_threads: names of threads that made a device theirs; for checks.
+        unbound_calls: what threads that had not were refused; for checks.
     """
 
     def __init__(self, how: settings.Settings) -> None:
@@ -71,6 +75,8 @@ class Driver:
         self.memory = Memory()
         self.faults = Faults(how.folder)
         self.bound = threading.local()
+        self.bound_threads: set[str] = set()
+        self.unbound_calls: list[str] = []
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a tensor that dies frees its memory anywhere
         self._streams = itertools.count()

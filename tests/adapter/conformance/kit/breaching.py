@@ -51,8 +51,8 @@ LAYOUTS: Final = {
     "begins anew when replayed": "Stale",
     "reports each asynchronous load once": "Twice",
 }
-ALL: Final = OFFERS | LOADS | SAVES | HOOKS | LAYOUTS
-NEVER_SEEN: Final = {"sets the device in its own threads"}
+DEVICE: Final = {"sets the device in its own threads": "Unset"}
+ALL: Final = OFFERS | LOADS | SAVES | HOOKS | LAYOUTS | DEVICE
 
 BY_TEXT: Final[dict[str, Rule]] = {rule.text: rule for rule in RULES}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -133,3 +134,11 @@ class EarlyWorker(KvkeepWorker):
     """Reports each load as soon as it is announced."""
 
     def start_load_kv(self, stream: Any) -> None: ...
+
+
+class UnsetWorker(KvkeepWorker):
+    """Sets the engine's device in none of its threads."""
+
+    def _register(self, read: Any, cache: Any) -> None:
+        with patch("adapter.engine.capture_device", lambda device: lambda: None):
+            super()._register(read, cache)
