@@ -55,6 +55,7 @@ class Running:
         saver: of this rank.
         memory: the pages' bytes.
         load_mode: how offers are made and loaded.
+        enter_device: makes the engine's device the calling thread's.
     """
 
     link: Link
@@ -62,6 +63,7 @@ class Running:
     saver: Saver
     memory: PageMemory
     load_mode: LoadMode
+    enter_device: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,9 @@ class Engine(Party):
         link.start()
         saver.start()
         with self._lock:
-            self._running = Running(link, geometry, saver, memory, prepared.load_mode)
+            self._running = Running(
+                link, geometry, saver, memory, prepared.load_mode, prepared.enter_device
+            )
             self._finalizer = weakref.finalize(self, _close, link, saver, self._closers)
 
     def at_close(self, closer: Callable[[], None]) -> None:

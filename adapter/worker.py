@@ -113,8 +113,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         self._running = running
         self._by_layer = running.load_mode is LoadMode.LAYERWISE
         if self._loader is None:
-            device = running.memory.device
-            self._loader = Loader() if device is None else Loader(device.bind)
+            # A pool in host memory may have its marks on a device all the same.
+            self._loader = Loader(running.enter_device)
             self._engine.at_close(partial(self._loader.stop, _CLOSE_S))
             self._loads = loads_for(
                 running.memory,
@@ -123,7 +123,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
                 self._loader,
                 self._by_layer,
             )
-            self._sees_layers = self._by_layer or device is not None
+            self._sees_layers = self._by_layer or running.memory.device is not None
 
     # --- iterations ---
 

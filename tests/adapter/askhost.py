@@ -369,7 +369,7 @@ def ask_host(
         memory = PageMemory(groups=(), export=None)
         saver = Saver(link, geo, 50, Journal(LOGGER))
         engine._prepared = Prepared(owner, geo, memory, mode, has_layout, lambda: None)
-        engine._running = Running(link, geo, saver, memory, mode)
+        engine._running = Running(link, geo, saver, memory, mode, lambda: None)
         try:
             yield AskHost(scheduler, counting, geo)
         finally:

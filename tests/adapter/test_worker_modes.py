@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +16,7 @@ from adapter.copy import LoadError
 from adapter.metadata import ConnectorMetadata
 from tests.adapter.enginerig import SIZE, EngineRig, Stream, launched, write_model
 from tests.adapter.hostlike import FakeRequest, Output, Report, tokens
+from tests.adapter.test_device import FakeCuda
 from tests.wire.process import ServerProcess, wait_until
 
 PROMPT = tokens(22)
@@ -63,6 +67,19 @@ class HeldStream(Stream):
         return self.is_done
 
 
+class AskedStream(Stream):
+    """A stream whose marks note on which device each of our threads asks them."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.devices: dict[str, set[int]] = {}
+
+    def query(self) -> bool:
+        name = threading.current_thread().name
+        self.devices.setdefault(name, set()).add(self.cuda.current_device())
+        return True
+
+
 def reported(request: FakeRequest, pages: list[int], offered: int, cursor: int = 0) -> Output:
     return Output([Report(request.request_id, PROMPT, pages, cursor, len(PROMPT) - offered)])
 
@@ -96,6 +113,21 @@ def test_the_hook_does_not_wait_for_the_forwards_before(parking: EngineRig) -> N
         parking.iterate(Output())
     parking.check(PROMPT, pages, offered // SIZE)
     parking.iterate(reported(request, pages, offered, offered))
+
+
+def test_marks_are_asked_on_the_engines_device_though_its_pool_is_in_host_memory(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # host contract rule 13
+    monkeypatch.setenv("TRTLLM_CONFORMANCE_EPOCH", "E4")
+    cuda = FakeCuda(True)
+    cuda.set_device(3)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    rig = EngineRig(server.url, write_model(tmp_path / "m")).register()
+    stream = rig.stream = AskedStream(cuda)
+    rig.run_saved(PROMPT)
+    assert rig.run_saved(PROMPT).offered == 20
+    assert stream.devices == {"kvkeep-saver": {3}, "kvkeep-loader": {3}}
+    rig.close()
 
 
 def test_the_same_iteration_twice_loads_once(parking: EngineRig) -> None:
