@@ -226,6 +226,7 @@ class Mapper:
         finally:
             os.close(fd)
         if not self._populate(extent) or not self._pin(origin, extent):
+            self._unpopulate(extent)
             extent.close()
             return
         with self._wanted:

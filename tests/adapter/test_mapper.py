@@ -7,17 +7,20 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from adapter.extents import ExtentTable
+from adapter.extents import ExtentTable, MappedExtent
 from adapter.journal import Journal
 from adapter.mapper import Mapper, MapReport, Origin
 from protocol.device.interface import Device
+from protocol.device.simulated.faults import Fault
 from protocol.extents import ExtentGeometry, pack_header
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, SessionId
 from protocol.namespace import fingerprint
+from tests.adapter.gpu import simulated
 from tests.adapter.responder import ExtentFile, geometry, namespace, until
 
 ARENA = ArenaId(b"a" * 16)
@@ -201,6 +204,36 @@ def test_other_threads_run_while_a_large_extent_is_populated_and_unmapped(bench:
     while min(pauses) >= 0.08 and len(pauses) < 4:
         pauses.append(longest_pause_s(bench, 1 + len(pauses)))
     assert min(pauses) < 0.08, pauses
+
+
+def resident_bytes(name: str) -> int:
+    with open("/proc/self/smaps", encoding="utf-8") as maps:
+        text = maps.read()
+    _, _, entry = text.partition(name)
+    return int(entry.partition("Rss:")[2].split()[0]) << 10 if entry else 0
+
+
+def test_what_could_not_be_locked_is_unmapped_in_steps_too(
+    file: ExtentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python unmaps with the GIL held: a whole gigabyte of page table entries takes long."""
+    left: list[int] = []
+    close = MappedExtent.close
+
+    def look_and_close(extent: MappedExtent) -> bool:
+        left.append(resident_bytes("memfd:extent"))
+        return close(extent)
+
+    monkeypatch.setattr(MappedExtent, "close", look_and_close)
+    with simulated(monkeypatch, tmp_path) as gpu:
+        gpu.faulty(Fault("pin", "cudaErrorMemoryAllocation"))
+        bench = Bench(gpu.seam)
+        bench.map(file)
+        until(lambda: num_mapped("memfd:extent") == 0 and left)
+        assert left == [0]
+        assert bench.journal.counters() == {"extents_not_pinned": 1}
+        bench.mapper.stop()
+        assert bench.mapper.join(5)
 
 
 def test_a_fault_of_its_own_does_not_end_the_thread(
