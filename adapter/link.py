@@ -309,14 +309,21 @@ class Link:
         return outcome.is_acknowledged
 
     def _drain(self, limit_s: float) -> None:
-        """Waits until no offer is open any more."""
+        """Waits until no offer is open any more, and what was begun has ended.
+
+        A device may still have to read what a hook began: the server is free to fill those slots
+        anew once this rank has left, and the load would fail.
+        """
         joined = self._membership.access
         self._membership.leave()  # before the watch: questions under way end without an offer
         if joined is None:
             return
         end_s = time.monotonic() + limit_s
         watch = self._offers.watch(joined.joined.epoch, time.monotonic_ns())
-        while not self._offers.is_over(watch, time.monotonic_ns(), _DRAIN_QUIET_NS):
+        while True:
+            is_over = self._offers.is_over(watch, time.monotonic_ns(), _DRAIN_QUIET_NS)
+            if is_over and not self._table.is_used(watch.epoch):
+                return
             if time.monotonic() >= end_s:
                 return
             time.sleep(_DRAIN_POLL_S)

@@ -110,6 +110,35 @@ def test_close_lets_what_was_promised_be_loaded(server: Responder, link: Link) -
     file.close()
 
 
+def test_close_lets_a_load_end_that_was_begun(server: Responder, link: Link) -> None:
+    """On a device it may be queued only when its hook returns."""
+    file = ExtentFile(geometry(1, namespace()), server.arena)
+    server.give(file)
+    until(lambda: link.extents.get(1))
+    link.offers.lead()
+    closing = threading.Thread(target=link.close, args=(5,))
+    with link.extents.hold(epoch_of(link), [1]):
+        closing.start()
+        until(lambda: link.joined is None)
+        time.sleep(0.1)  # long enough to go wrong
+        assert Op.UNREGISTER not in server.ops()
+    closing.join(5)
+    assert Op.UNREGISTER in server.ops()
+    file.close()
+
+
+def test_close_waits_for_no_load_without_end(server: Responder, link: Link) -> None:
+    file = ExtentFile(geometry(1, namespace()), server.arena)
+    server.give(file)
+    until(lambda: link.extents.get(1))
+    link.offers.lead()
+    with link.extents.hold(epoch_of(link), [1]):
+        started_s = time.monotonic()
+        assert link.close(5)
+        assert 0.9 < time.monotonic() - started_s < 4
+    file.close()
+
+
 def test_close_waits_for_no_engine_that_stands_still(server: Responder, link: Link) -> None:
     link.offers.lead()
     link.offers.asking(epoch_of(link))
