@@ -75,6 +75,7 @@ class Registration:
         handle: device memory, in place of ``memory``.
         on_refused: told, in the keeper's thread, of a server that refuses it for good; True when
             another registration has taken its place.
+        numa_node: near the rank's device; None for unknown.
     """
 
     namespace: Namespace
@@ -86,6 +87,7 @@ class Registration:
     owner: object = None
     handle: CudaIpcMemory | None = None
     on_refused: Callable[[KvkeepError], bool] | None = None
+    numa_node: int | None = None
 
 
 class Stage(Enum):
@@ -180,7 +182,11 @@ class Enrolment:
             kind = RingMemory if wanted.is_ring else MemfdMemory
             memory = kind(pool=self._pool, size_bytes=wanted.memory_bytes)
         body = RegisterKvCache(
-            namespace=wanted.namespace, rank=wanted.rank, memory=memory, pools=wanted.pools
+            namespace=wanted.namespace,
+            rank=wanted.rank,
+            memory=memory,
+            pools=wanted.pools,
+            numa_node=wanted.numa_node,
         )
         if self._calls.send(body, REGISTER_S, self._on_reply):
             self.gave_pool = self.gave_pool or memory is not None

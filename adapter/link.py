@@ -100,6 +100,7 @@ class Link:
         self._is_closed = False
         self._table = ExtentTable(self._kick_mapper)
         self._mapper = Mapper(self._table, self._journal, self._wake.set, config.device)
+        self._numa_node = None if config.device is None else config.device.numa_node
         self._offers = OpenOffers(self._wake.set)
         self._formers = Formers(self._table, self._mapper, self._offers, config.quiet_s)
         household = Household(
@@ -158,9 +159,8 @@ class Link:
             OSError: the descriptor is none.
         """
         memory = None if memory_fd is None else PoolFd(memory_fd)
-        self._orders.registration = Registration(
-            namespace, rank, memory, memory_bytes, pools, is_ring, owner, handle, on_refused
-        )
+        own = (namespace, rank, memory, memory_bytes, pools, is_ring, owner, handle, on_refused)
+        self._orders.registration = Registration(*own, numa_node=self._numa_node)
         self._wake.set()
 
     def withdraw(self) -> None:

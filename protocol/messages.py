@@ -26,6 +26,8 @@ Id63 = Annotated[int, Meta(ge=1, le=limits.MAX_U63)]
 Request63 = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
 Count = Annotated[int, Meta(ge=0, le=limits.MAX_U32)]
 ChunkCount = Annotated[int, Meta(ge=0, le=limits.MAX_BLOCKS_PER_MESSAGE)]
+NumaNode = Annotated[int, Meta(ge=0, le=1023)]
+"""Linux is built for no more than 1,024 nodes."""
 Nanos = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
 HashBlob = Annotated[
     bytes, Meta(min_length=ID_BYTES, max_length=limits.MAX_BLOCKS_PER_MESSAGE * ID_BYTES)
@@ -139,6 +141,7 @@ class RegisterKvCache(Request, frozen=True, kw_only=True):
         rank: 0 <= rank < namespace.num_ranks.
         memory: where the pool lies; None for a reader that only loads.
         pools: the pages of each shard this rank stores.
+        numa_node: of the machine's memory that is near the rank's device; None for unknown.
     """
 
     op: ClassVar[Op] = Op.REGISTER_KV_CACHE
@@ -146,6 +149,7 @@ class RegisterKvCache(Request, frozen=True, kw_only=True):
     rank: Annotated[int, Meta(ge=0, lt=limits.MAX_READERS)]
     memory: Memory | None
     pools: Annotated[tuple[ShardPool, ...], Meta(max_length=limits.MAX_GROUPS)]
+    numa_node: NumaNode | None = None
 
 
 class RegisterKvCacheReply(Body, frozen=True, kw_only=True):

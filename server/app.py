@@ -21,7 +21,7 @@ import zmq
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import Epoch
 from server import config as settings
-from server import fitting
+from server import fitting, numa
 from server.config import ServerConfig
 from server.core.adoption import Adoption
 from server.core.dispatch import Core, CoreConfig
@@ -138,6 +138,7 @@ class Server:
             self._arena.id,
             self._reporters["arena"],
             self._arena.foothold.stand,
+            numa.nodes_of(),
         )
         self._supervisor = Supervisor(
             HOST_COPIER, self._reporters["copier-0"], parties=self._parties
@@ -154,6 +155,7 @@ class Server:
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
         core.tell_more(self._devices.figures)
+        core.tell_more(self._loop.actions.figures)
         self._loop.each_second = self._look_at_sockets
 
     def _one_more_reporter(self, name: str) -> Reporter:

@@ -89,6 +89,7 @@ class HostDevice:
 
     uuid = HOST_UUID
     name = "host memory"
+    numa_node = None
 
     def bind(self) -> None:
         """Nothing to bind."""

@@ -231,6 +231,10 @@ class Device(Protocol):
     def name(self) -> str:
         """For people."""
 
+    @property
+    def numa_node(self) -> int | None:
+        """Node of the machine's memory that it hangs on; None where nobody knows. No binding."""
+
     def bind(self) -> None:
         """Makes the device's primary context the calling thread's (host contract rule 13)."""
 

@@ -8,7 +8,7 @@ in: the server's main process and every copier.
 
 Packets of the main process: ``kind u8, last u8, padding u16, num_parts u32, number u64, other u64,
 pool u64, offset_bytes u64``, then for COPY ``int64[3, num_parts]`` and for OPEN_POOL the handle (64
-bytes). Of the copier: ``kind u8, failed u8, padding u16, padding u32, number u64, device_bytes
+bytes). Of the copier: ``kind u8, failed u8, padding u16, node u32, number u64, device_bytes
 u64``, then an error text in UTF-8.
 """
 
@@ -89,12 +89,15 @@ class Answer:
             which it ends.
         device_bytes: of a device's READY: memory of the device that this copier takes, 0 for
             unknown or none.
+        numa_node: of a device's READY: where this copier and its buffer were placed; -1 when they
+            were not. The packet has one more.
     """
 
     kind: Kind
     number: int
     error: str | None
     device_bytes: int = 0
+    numa_node: int = -1
 
 
 def pack_command(command: Command) -> bytes:
@@ -200,7 +203,8 @@ def pack_answer(answer: Answer) -> bytes:
     """
     text = (answer.error or "").encode("utf-8", "replace")[:MAX_TEXT_BYTES]
     failed = answer.error is not None
-    return _ANSWER.pack(answer.kind, failed, 0, 0, answer.number, answer.device_bytes) + text
+    figures = (answer.numa_node + 1, answer.number, answer.device_bytes)
+    return _ANSWER.pack(answer.kind, failed, 0, *figures) + text
 
 
 def unpack_answer(packet: bytes) -> Answer:
@@ -217,6 +221,6 @@ def unpack_answer(packet: bytes) -> Answer:
     """
     if len(packet) < _ANSWER.size:
         raise ValueError(f"an answer of {len(packet)} bytes")
-    kind, failed, _, _, number, device_bytes = _ANSWER.unpack_from(packet)
+    kind, failed, _, node, number, device_bytes = _ANSWER.unpack_from(packet)
     text = packet[_ANSWER.size :].decode("utf-8", "replace")
-    return Answer(Kind(kind), number, text if failed else None, device_bytes)
+    return Answer(Kind(kind), number, text if failed else None, device_bytes, node - 1)

@@ -85,9 +85,11 @@ class CreateExtent:
 
     Attributes:
         geometry: how it is cut.
+        numa_node: on which of the machine's nodes its memory had better lie; None for anywhere.
     """
 
     geometry: ExtentGeometry
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True)

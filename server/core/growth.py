@@ -237,7 +237,7 @@ class Growth:
         demand.owner.extents[demand.shard].append(extent)
         self.used_bytes += geometry.file_bytes
         demand.creating = geometry.extent
-        self._outbox.add(CreateExtent(geometry))
+        self._outbox.add(CreateExtent(geometry, demand.owner.numa_nodes.get(demand.shard)))
         return True
 
     def created(self, extent_id: ExtentId, error: str | None, readers: list[Session]) -> None:

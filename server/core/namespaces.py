@@ -51,6 +51,8 @@ class Owner:
         window_tokens: window of each shard, 0 for full attention.
         cleared_generation: slots published up to this generation were cleared.
         pressed_ns: when it last looked for another owner's extent.
+        numa_nodes: by shard, the node that the rank which last registered pages of it is near to;
+            ranks that said none change nothing.
     """
 
     fingerprint: Fingerprint
@@ -63,6 +65,7 @@ class Owner:
     sessions: set[SessionId] = field(default_factory=set)
     cleared_generation: int = 0
     pressed_ns: int = 0
+    numa_nodes: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_shards(self) -> int:

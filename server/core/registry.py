@@ -120,6 +120,8 @@ class Registry:
         self._roster.sessions[session.session] = session
         process.sessions.add(session.session)
         instance.owner.sessions.add(session.session)
+        if body.numa_node is not None:
+            instance.owner.numa_nodes.update(dict.fromkeys(pools, body.numa_node))
         instance.ranks[body.rank] = session
         pending = self._pending[session.session] = Registration(ticket)
         late = RequestError(ErrorCode.DEADLINE_EXCEEDED, "registering took too long")

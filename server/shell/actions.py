@@ -65,7 +65,9 @@ class Actions:
                 effect.fingerprint, effect.namespace
             ),
             fx.DropNamespace: lambda effect: self._allocator.drop_namespace(effect.fingerprint),
-            fx.CreateExtent: lambda effect: self._extents.create(effect.geometry, clock.now_ns()),
+            fx.CreateExtent: lambda effect: self._extents.create(
+                effect.geometry, clock.now_ns(), effect.numa_node
+            ),
             fx.RemoveExtent: lambda effect: self._extents.remove(effect.extent, clock.now_ns()),
             fx.GiveExtent: self._give_extent,
             fx.TakeExtent: self._take_extent,
@@ -124,6 +126,10 @@ class Actions:
             now_ns: the clock.
         """
         self._apply[type(report)](report, now_ns)
+
+    def figures(self) -> dict[str, int]:
+        """For STATS."""
+        return self._extents.figures()
 
     def deadline_ns(self) -> int | None:
         """When ``check`` has something to do, or None."""
@@ -234,11 +240,14 @@ class Actions:
     def _extent_created(self, report: reports.ExtentCreated, now_ns: int) -> None:
         if report.file is not None:
             self._extents.created(report.file, now_ns)
+            if report.file.is_far:
+                self._complaints.note("extent_far", _far(report.file))
         self._core.extent_created(report.extent, report.error, now_ns)
 
     def _copier_ready(self, report: reports.CopierReady, now_ns: int) -> None:
         link = self._copiers[report.copier]
-        link.attach(report.channel, report.pid, now_ns, report.device_bytes)
+        told = (report.device_bytes, report.numa_node)
+        link.attach(report.channel, report.pid, now_ns, *told)
         self._core.copier_ready(report.copier, now_ns)
 
     def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
@@ -280,3 +289,12 @@ class Actions:
             self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)
         elif answer.kind == Kind.UNMAP_EXTENT:
             self._extents.unmapped(report.copier, ExtentId(answer.number), now_ns)
+
+
+def _far(file: ExtentFile) -> str:
+    """Says that an extent lies on another node than it should."""
+    return (
+        f"extent {file.geometry.extent} lies on NUMA node {file.numa_node}, not on "
+        f"{file.wanted_node} near its GPU: that node has no memory left, the server may not use "
+        "it, or was given a memory policy (numactl)"
+    )

@@ -32,19 +32,28 @@ class CopierLink:
         num_outstanding: commands without an answer.
         pid: of the running copier, or 0.
         device_bytes: memory of a device that the running copier takes, 0 for none or unknown.
+        numa_node: of the machine's memory on which the running copier was placed, -1 for none.
     """
 
     def __init__(self, stall_limit_s: float = STALL_LIMIT_S) -> None:
         self.num_outstanding = 0
         self.pid = 0
         self.device_bytes = 0
+        self.numa_node = -1
         self._stall_limit_ns = int(stall_limit_s * clock.NS_PER_S)
         self._progress_ns = 0
         self._channel: socket.socket | None = None
         self._waiting: deque[tuple[bytes, Descriptor | None]] = deque()
         self._extents: dict[ExtentId, ExtentFile] = {}
 
-    def attach(self, channel: socket.socket, pid: int, now_ns: int, device_bytes: int = 0) -> None:
+    def attach(
+        self,
+        channel: socket.socket,
+        pid: int,
+        now_ns: int,
+        device_bytes: int = 0,
+        numa_node: int = -1,
+    ) -> None:
         """Takes over a copier that has started, and passes it every extent.
 
         Args:
@@ -52,10 +61,12 @@ class CopierLink:
             pid: its process id, for people.
             now_ns: the clock.
             device_bytes: memory of a device that it takes.
+            numa_node: where it was placed, -1 for nowhere.
         """
         self._channel = channel
         self.pid = pid
         self.device_bytes = device_bytes
+        self.numa_node = numa_node
         self._progress_ns = now_ns
         for file in self._extents.values():
             self._map_extent(file, now_ns)
@@ -68,7 +79,8 @@ class CopierLink:
                 descriptor.give_back()
         if self._channel is not None:
             self._channel.close()
-        self._channel, self.pid, self.num_outstanding, self.device_bytes = None, 0, 0, 0
+        self._channel, self.pid, self.num_outstanding = None, 0, 0
+        self.device_bytes, self.numa_node = 0, -1
 
     def add_extent(self, file: ExtentFile, now_ns: int) -> None:
         """Passes an extent to this copier and to those that follow it."""

@@ -132,10 +132,15 @@ class DeviceCopiers:
         self._devices.clear()
 
     def figures(self) -> dict[str, int]:
-        """For STATS: each device's copier, by the device's name; 0 while it does not run."""
+        """For STATS: each device's copier, by the device's name; 0 while it does not run.
+
+        The node is told of those that were placed on one.
+        """
         values: dict[str, int] = {}
         for copier, device in self._devices.items():
             link = self._links[copier]
             values[f"copier_pid_{device.name}"] = link.pid
             values[f"copier_device_bytes_{device.name}"] = link.device_bytes
+            if link.numa_node >= 0:
+                values[f"copier_numa_node_{device.name}"] = link.numa_node
         return values

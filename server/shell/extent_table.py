@@ -48,7 +48,7 @@ class ExtentTable:
         self._copiers = copiers
         self._files: dict[ExtentId, ExtentFile] = {}
         self._leaving: dict[ExtentId, _Leaving] = {}
-        self._wanted: deque[ExtentGeometry] = deque()
+        self._wanted: deque[tuple[ExtentGeometry, int | None]] = deque()
         self._served: dict[CopierId, dict[PoolHandle, Fingerprint]] = {}
         #: Commands to unmap an extent that a copier has not answered.
         self._unmapping: dict[ExtentId, dict[CopierId, int]] = {}
@@ -57,14 +57,15 @@ class ExtentTable:
         """The extent of that id; KeyError when it does not exist (any more)."""
         return self._files[extent]
 
-    def create(self, geometry: ExtentGeometry, now_ns: int) -> None:
+    def create(self, geometry: ExtentGeometry, now_ns: int, numa_node: int | None = None) -> None:
         """Has an extent made, after those that are leaving are gone or took too long.
 
         Args:
             geometry: how it is cut.
             now_ns: the clock.
+            numa_node: where its memory had better lie; None for anywhere.
         """
-        self._wanted.append(geometry)
+        self._wanted.append((geometry, numa_node))
         self.check(now_ns)
 
     def deadline_ns(self) -> int | None:
@@ -81,7 +82,7 @@ class ExtentTable:
         """
         if all(left.until_ns <= now_ns for left in self._leaving.values()):
             while self._wanted:
-                self._allocator.create(self._wanted.popleft())
+                self._allocator.create(*self._wanted.popleft())
 
     def created(self, file: ExtentFile, now_ns: int) -> None:
         """Takes over a new extent and passes it to the copiers that want it."""
@@ -103,6 +104,15 @@ class ExtentTable:
         until_ns = now_ns + int(PATIENCE_S * clock.NS_PER_S)
         self._leaving[extent] = _Leaving(file, until_ns)
         self._settle(extent, now_ns)
+
+    def figures(self) -> dict[str, int]:
+        """For STATS: bytes of the extents made by this server on each node where that is known."""
+        found: dict[str, int] = {}
+        for file in self._files.values():
+            if file.numa_node is not None:
+                name = f"arena_bytes_node_{file.numa_node}"
+                found[name] = found.get(name, 0) + file.geometry.file_bytes
+        return found
 
     # --- whose copier needs what --------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry, pack_header
 from protocol.ids import ArenaId, Fingerprint
 from protocol.namespace import Namespace
+from server import numa
 from server.shell import namespacefiles
 from server.shell.descriptors import Descriptor
 from server.shell.inbox import Inbox
@@ -31,6 +32,8 @@ from server.shell.reports import ExtentCreated, Reporter
 _log = logging.getLogger("kvkeep.server")
 
 EXTENT_SUFFIX = ".extent"
+
+_ONE_NODE: numa.Nodes = {}
 
 
 def extent_path(directory: str, extent: int) -> str:
@@ -48,6 +51,9 @@ class ExtentFile:
         writable: for copiers.
         readable: for engines; opened read-only, so a mapping of it cannot be made writable.
         records: RECORD_DTYPE[num_slots], mapped; the slots themselves are not mapped here.
+        wanted_node: NUMA node on which its memory should lie; None for anywhere.
+        numa_node: on which most of it lies; None where that is not known, as of a machine with one
+            node, and of files of a former server.
     """
 
     geometry: ExtentGeometry
@@ -55,6 +61,15 @@ class ExtentFile:
     writable: Descriptor
     readable: Descriptor
     records: NDArray[Any]
+    wanted_node: int | None = None
+    numa_node: int | None = None
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it lies elsewhere than it should."""
+        return None not in (self.wanted_node, self.numa_node) and (
+            self.wanted_node != self.numa_node
+        )
 
     def void(self, slots: NDArray[np.uint32]) -> None:
         """Zeroes checksums, before the slots' bytes change.
@@ -97,13 +112,21 @@ class ExtentFile:
         self.records = np.empty(0, dtype=RECORD_DTYPE)
 
 
-def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFile:
+def create(
+    directory: str,
+    geometry: ExtentGeometry,
+    arena: ArenaId,
+    numa_node: int | None = None,
+    nodes: numa.Nodes = _ONE_NODE,
+) -> ExtentFile:
     """Makes, allocates and heads one extent file.
 
     Args:
         directory: the arena's.
         geometry: how the file is cut.
         arena: goes into the header.
+        numa_node: where its memory had better lie; None for anywhere.
+        nodes: of the machine.
 
     Returns:
         The file; the caller closes it.
@@ -114,7 +137,9 @@ def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFi
     path = extent_path(directory, geometry.extent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(fd, 0, geometry.file_bytes)
+        with numa.near(numa_node, nodes):
+            os.posix_fallocate(fd, 0, geometry.file_bytes)
+        lies_on = numa.node_of_file(fd, geometry.file_bytes) if len(nodes) > 1 else None
         os.pwrite(fd, pack_header(geometry, arena), 0)
         records = map_records(fd, geometry)
         os.fchmod(fd, 0o400)
@@ -123,7 +148,15 @@ def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFi
         os.close(fd)
         remove(path)
         raise
-    return ExtentFile(geometry, path, Descriptor(fd), Descriptor(readable), records)
+    return ExtentFile(
+        geometry,
+        path,
+        Descriptor(fd),
+        Descriptor(readable),
+        records,
+        wanted_node=numa_node if numa_node in nodes and len(nodes) > 1 else None,
+        numa_node=lies_on,
+    )
 
 
 def map_records(fd: int, geometry: ExtentGeometry) -> NDArray[Any]:
@@ -155,6 +188,14 @@ def remove(path: str) -> None:
 
 
 @dataclass(frozen=True)
+class _Make:
+    """An extent that is to be made, and the node where its memory had better lie."""
+
+    geometry: ExtentGeometry
+    numa_node: int | None
+
+
+@dataclass(frozen=True)
 class _Keep:
     """A namespace whose file is to be written."""
 
@@ -169,7 +210,7 @@ class _Drop:
     name: Fingerprint
 
 
-Item = ExtentGeometry | ExtentFile | Descriptor | _Keep | _Drop
+Item = _Make | ExtentFile | Descriptor | _Keep | _Drop
 
 
 class Allocator:
@@ -180,6 +221,7 @@ class Allocator:
         arena: its id.
         reporter: used by the thread alone.
         stand: makes the directory again if somebody removed it; OSError when it cannot.
+        nodes: of the machine's memory.
     """
 
     def __init__(
@@ -188,8 +230,10 @@ class Allocator:
         arena: ArenaId,
         reporter: Reporter,
         stand: Callable[[], None] = lambda: None,
+        nodes: numa.Nodes = _ONE_NODE,
     ) -> None:
         self._stand = stand
+        self._nodes = nodes
         self._directory = directory
         self._arena = arena
         self._reporter = reporter
@@ -201,9 +245,14 @@ class Allocator:
         """Starts the thread."""
         self._thread.start()
 
-    def create(self, geometry: ExtentGeometry) -> None:
-        """Asks for an extent; ExtentCreated reports the outcome. Does not block."""
-        self._inbox.put(geometry)
+    def create(self, geometry: ExtentGeometry, numa_node: int | None = None) -> None:
+        """Asks for an extent; ExtentCreated reports the outcome. Does not block.
+
+        Args:
+            geometry: how it is cut.
+            numa_node: where its memory had better lie; None for anywhere.
+        """
+        self._inbox.put(_Make(geometry, numa_node))
 
     def remove(self, file: ExtentFile) -> None:
         """Hands an extent file over to be unlinked and closed. Does not block.
@@ -257,16 +306,18 @@ class Allocator:
             for item in self._inbox.take_all():
                 if item is None:
                     return
-                if isinstance(item, ExtentGeometry):
+                if isinstance(item, _Make):
                     self._create(item)
                 else:
                     self._do(item)
 
-    def _create(self, geometry: ExtentGeometry) -> None:
+    def _create(self, wanted: _Make) -> None:
+        geometry = wanted.geometry
         try:
             self._stand()
             self._keep(geometry.fingerprint)  # a full file system may have room again
-            file, error = create(self._directory, geometry, self._arena), None
+            where = (self._directory, geometry, self._arena, wanted.numa_node, self._nodes)
+            file, error = create(*where), None
         except Exception as caught:  # noqa: BLE001 - whatever it is, somebody waits to be told
             file = None
             error = f"extent {geometry.extent} of {geometry.file_bytes} bytes: {caught}"

@@ -81,13 +81,15 @@ class ExtentCreated:
 class CopierReady:
     """A copier has started. The receiver owns ``channel`` until CopierLost.
 
-    One of a device says how much of the device's memory it takes.
+    One of a device says how much of the device's memory it takes, and on which node of the
+    machine's memory it was placed (-1 for none).
     """
 
     copier: CopierId
     pid: int
     channel: socket.socket
     device_bytes: int = 0
+    numa_node: int = -1
 
 
 @dataclass(frozen=True)

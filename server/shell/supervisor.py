@@ -267,9 +267,8 @@ class Supervisor:
                 if self._parties is not None:
                     life.party = self._parties.own("copier", life.child.pid)
                 life.was_ready = True
-                self._reporter.post(
-                    CopierReady(self._copier, life.child.pid, ours, ready.device_bytes)
-                )
+                told = (ready.device_bytes, ready.numa_node)
+                self._reporter.post(CopierReady(self._copier, life.child.pid, ours, *told))
                 self._read_answers(ours)
         finally:
             has_ended = self._end(life.child)

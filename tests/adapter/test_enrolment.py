@@ -244,3 +244,12 @@ def test_a_session_in_the_way_is_named_once_it_stays() -> None:
     enrolment.turn(enrolment.next_ns() or 0)
     peer.answer(None, stands)
     assert enrolment.in_the_way == 7
+
+
+@pytest.mark.parametrize("node", [None, 3])
+def test_the_node_near_the_device_is_said(node: int | None) -> None:
+    enrolment, peer = begin()
+    enrolment.registration = replace(enrolment.registration, numa_node=node)
+    accepted(enrolment, peer)
+    enrolment.turn(0)
+    assert [body.numa_node for body in peer.asked] == [node]

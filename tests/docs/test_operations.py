@@ -105,9 +105,11 @@ def test_counters_in_the_code_are_described_and_those_described_exist() -> None:
     described = described_counters()
     assert counted - described == set()
     described -= {"error_…", "complaint_…"}
-    of_devices = {name for name in described if name.endswith("GPU-…")}
-    assert [n for n in of_devices if f'f"{n.removesuffix("GPU-…")}{{' not in code] == []
-    described -= of_devices
+    of_each = {
+        name: name.removesuffix("…").removesuffix("GPU-") for name in described if "…" in name
+    }
+    assert [name for name, begin in of_each.items() if f'f"{begin}{{' not in code] == []
+    described -= set(of_each)
     assert [n for n in described if f'"{n}"' not in code and f"{n}=" not in code] == []
 
 

@@ -85,6 +85,8 @@ def default(field: inspect.Field) -> str:
     value = field.default
     if value is msgspec.NODEFAULT:
         value = field.default_factory()
+    if value is None:
+        return "nil"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

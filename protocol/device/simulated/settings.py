@@ -34,6 +34,7 @@ class Machine:
         pin_s_per_gib: how long page-locking takes.
         has_read_only_pins: whether ``pin`` can tell the device not to write.
         refused_peers: pairs (opener, owner) of devices that cannot see each other's memory.
+        numa_nodes: of the first devices; those of the others are not known.
     """
 
     num_devices: int = 2
@@ -42,6 +43,7 @@ class Machine:
     pin_s_per_gib: float = 0.0
     has_read_only_pins: bool = True
     refused_peers: tuple[tuple[int, int], ...] = ()
+    numa_nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def read_machine(folder: Path) -> Machine:
     except FileNotFoundError:
         return Machine()
     values["refused_peers"] = tuple((a, b) for a, b in values.get("refused_peers", ()))
+    values["numa_nodes"] = tuple(values.get("numa_nodes", ()))
     return Machine(**values)
 
 

@@ -37,6 +37,7 @@ IMPLEMENTATIONS: tuple[type[Device], ...] = (HostDevice, SimulatedDevice)
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_each_implementation_takes_what_the_interface_says(implementation: type[Any]) -> None:
+    assert hasattr(implementation, "numa_node")
     for name, wanted in inspect.getmembers(Device, inspect.isfunction):
         if name.startswith("_"):
             continue

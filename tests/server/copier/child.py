@@ -35,8 +35,9 @@ class Child:
         environ: more of its environment.
 
     Attributes:
-        ready: its first answer, whatever it says, without the device's bytes.
+        ready: its first answer, whatever it says, without the device's bytes and the node.
         device_bytes: of that answer.
+        numa_node: of that answer.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Child:
             )
         first = self.answer()
         self.device_bytes = first.device_bytes
-        self.ready = replace(first, device_bytes=0)
+        self.numa_node = first.numa_node
+        self.ready = replace(first, device_bytes=0, numa_node=-1)
 
     def answer(self) -> Answer:
         """The next one.
@@ -66,7 +68,10 @@ class Child:
         Raises:
             EOFError: it has ended.
         """
-        packet = self.channel.recv(MAX_ANSWER_BYTES)
+        try:
+            packet = self.channel.recv(MAX_ANSWER_BYTES)
+        except ConnectionResetError:  # it was killed with a command unread
+            packet = b""
         if not packet:
             raise EOFError(f"the copier ended with {self.process.wait(10)}")
         return unpack_answer(packet)

@@ -20,12 +20,18 @@ def test_commands_go_there_and_back(kind: Kind, number: int, size: int, offset: 
     assert wire.unpack_command(wire.pack_command(command)) == command
 
 
-@given(st.sampled_from(list(Kind)), NUMBERS, st.none() | st.text(max_size=300))
-def test_answers_go_there_and_back(kind: Kind, number: int, error: str | None) -> None:
-    packet = wire.pack_answer(Answer(kind, number, error, number // 3))
+@given(
+    st.sampled_from(list(Kind)),
+    NUMBERS,
+    st.none() | st.text(max_size=300),
+    st.integers(-1, 1023),
+)
+def test_answers_go_there_and_back(kind: Kind, number: int, error: str | None, node: int) -> None:
+    packet = wire.pack_answer(Answer(kind, number, error, number // 3, node))
     answer = wire.unpack_answer(packet)
     assert len(packet) <= wire.MAX_ANSWER_BYTES
     assert (answer.kind, answer.number, answer.device_bytes) == (kind, number, number // 3)
+    assert answer.numa_node == node
     assert (answer.error is None) == (error is None)
     if error is not None and error.isascii():
         assert answer.error == error[: wire.MAX_TEXT_BYTES]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from protocol import messages as m
 from protocol.errors import ErrorCode
 from protocol.namespace import LayerGroup
 from server.core import effects as fx
@@ -135,3 +138,34 @@ def test_extents_of_many_shards_are_not_cut_to_nothing() -> None:
     a = world.engine()
     a.register(namespace(groups=groups))
     assert all(one.geometry.num_slots > 8 for one in world.extents.values())
+
+
+def test_extents_are_wanted_near_the_rank_that_stores_into_them() -> None:
+    world = World(config(extents=8, slots=4), auto_extents=True)
+    space = namespace(ranks=3)
+    for rank, node in ((0, 1), (1, None), (2, 0)):
+        engine = world.engine("a", rank=rank)
+        body = replace(engine.register_body(space), numa_node=node)
+        assert body.memory is not None
+        world.core.pool_offered(engine.process, engine.pool, body.memory.size_bytes)
+        engine.send(body)
+        world.pump()
+    wanted = {e.geometry.shard: e.numa_node for e in world.log if isinstance(e, fx.CreateExtent)}
+    assert wanted == {0: 1, 1: None, 2: 0}
+
+
+def test_a_reader_does_not_say_where_extents_lie_and_the_last_writer_does() -> None:
+    world = World(config(extents=8, slots=4), auto_extents=True)
+    reader = world.engine("r")
+    reader.ask(m.RegisterKvCache(namespace=namespace(), rank=0, memory=None, pools=(), numa_node=3))
+    first, second = world.engine("a"), world.engine("b")
+    for engine, node in ((first, 1), (second, None)):
+        body = replace(engine.register_body(namespace()), numa_node=node)
+        assert body.memory is not None
+        world.core.pool_offered(engine.process, engine.pool, body.memory.size_bytes)
+        engine.session = engine.ask(body).session
+        engine.report()
+    second.save(chain("x", 7))
+    made = [e.numa_node for e in world.log if isinstance(e, fx.CreateExtent)]
+    assert made[0] is None
+    assert set(made[1:]) == {1}

@@ -21,14 +21,14 @@ from protocol.layout import MemfdMemory
 from server.core import effects as fx
 from server.core.dispatch import Core
 from server.core.effects import HOST_COPIER, JobId, PoolHandle, ProcessId
-from server.shell import clock
+from server.shell import clock, extents
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extents import Allocator
 from server.shell.peers import SideSocket
-from server.shell.reports import Reporter
+from server.shell.reports import ExtentCreated, Reporter
 from server.shell.supervisor import Supervisor
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.reporting import Reports
@@ -276,6 +276,19 @@ def test_an_extent_without_room_is_an_error_and_no_more(shell: Shell) -> None:
     assert shell.told("extent_created", 1)[2] is not None
     create_extent(shell, 2)
     assert [path.name for path in shell.arena_dir.iterdir()] == ["00000002.extent"]
+
+
+def test_an_extent_far_from_its_gpu_is_told(shell: Shell) -> None:
+    cpus = frozenset(os.sched_getaffinity(0))
+    nodes = {0: cpus, 1: frozenset({max(cpus) + 1000})}
+    for extent, wanted in ((1, 0), (2, 1)):
+        made = make_geometry(extent)
+        file = extents.create(str(shell.arena_dir), made, ARENA, wanted, nodes)
+        file.numa_node = 0
+        report = ExtentCreated(made.extent, file, None)
+        shell.actions.apply(report, clock.now_ns())
+    assert shell.complaints.figures()["complaint_extent_far"] == 1
+    assert shell.actions.figures() == {"arena_bytes_node_0": 2 * make_geometry().file_bytes}
 
 
 def test_records_go_into_their_file(shell: Shell) -> None:

@@ -58,7 +58,8 @@ class Setup:
         self.devices.start(copier, device)
         ready = self.reports.wait_for(CopierReady)
         assert ready.copier == copier
-        self.links[copier].attach(ready.channel, ready.pid, 0, ready.device_bytes)
+        told = (ready.device_bytes, ready.numa_node)
+        self.links[copier].attach(ready.channel, ready.pid, 0, *told)
         return ready
 
     def down(self, copier: CopierId) -> None:
@@ -96,6 +97,10 @@ def test_each_sees_its_own_device_only_and_says_what_it_takes(setup: Setup) -> N
     assert figures[f"copier_pid_{device_name(UUID)}"] == ready.pid
     assert figures[f"copier_pid_{device_name(settings.uuid_of(1))}"] == other.pid
     assert figures[f"copier_device_bytes_{device_name(UUID)}"] >= settings.Machine().context_bytes
+    node = f"copier_numa_node_{device_name(UUID)}"
+    assert node not in figures  # this machine is told of no second node
+    setup.links[ONE].numa_node = 1
+    assert setup.devices.figures()[node] == 1
     assert device_name(bytes(range(16))) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 

@@ -31,8 +31,8 @@ class Setup:
     folder: Path
     links: dict[CopierId, CopierLink]
 
-    def create(self, extent: int) -> None:
-        self.table.create(make_geometry(extent), 0)
+    def create(self, extent: int, numa_node: int | None = None) -> None:
+        self.table.create(make_geometry(extent), 0, numa_node)
 
     def created(self) -> ExtentFile:
         file = self.reports.wait_for(ExtentCreated).file
@@ -59,6 +59,16 @@ def setup(shm_dir: Path) -> Iterator[Setup]:
         assert allocator.stop(5)
         link.detach()
         table.close()
+
+
+def test_it_tells_how_much_lies_on_each_node_where_that_is_known(setup: Setup) -> None:
+    for extent, lies_on in ((1, 0), (2, 1), (3, 1), (4, None)):
+        setup.create(extent, 1)
+        setup.created().numa_node = lies_on  # a machine with one node says nothing by itself
+    size = make_geometry(1).file_bytes
+    assert setup.table.figures() == {"arena_bytes_node_0": size, "arena_bytes_node_1": 2 * size}
+    setup.table.remove(ExtentId(1), 0)
+    assert setup.table.figures() == {"arena_bytes_node_1": 2 * size}
 
 
 def test_an_extent_stays_until_the_copier_has_unmapped_it(setup: Setup) -> None:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from protocol.extents import (
 )
 from protocol.ids import ArenaId
 from protocol.namespace import fingerprint
+from server import numa
 from server.shell import extents, namespacefiles
 from server.shell.descriptors import Descriptor
 from server.shell.extents import Allocator, ExtentFile
@@ -62,6 +64,63 @@ def test_a_new_file_is_headed_allocated_void_and_read_only(shm_dir: Path) -> Non
     file.close()
     assert not file.writable.is_open()
     assert not file.readable.is_open()
+
+
+HERE = frozenset(os.sched_getaffinity(0))
+NODES = {0: HERE, 1: frozenset({max(HERE) + 1000})}
+"""As if there were a second node, which the kernel refuses then."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "kept", "is_far"),
+    [
+        (0, NODES, 0, False),
+        (1, NODES, 1, True),
+        (7, NODES, None, False),
+        (None, NODES, None, False),
+        (0, {0: HERE}, None, False),
+        (0, {}, None, False),
+    ],
+)
+def test_a_file_lies_near_and_says_where(
+    shm_dir: Path,
+    reports: Reports,
+    wanted: int | None,
+    nodes: dict[int, frozenset[int]],
+    kept: int | None,
+    is_far: bool,
+) -> None:
+    if len(nodes) > 1 and not numa.nodes_of():
+        pytest.skip("this kernel knows nothing of nodes")
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter, nodes=nodes)
+    allocator.start()
+    allocator.create(make_geometry(1), wanted)
+    file = file_of(reports.wait_for(ExtentCreated))
+    assert file.wanted_node == kept
+    assert file.numa_node == (0 if len(nodes) > 1 else None)
+    assert file.is_far == is_far
+    file.close()
+    assert allocator.stop(5)
+
+
+def test_what_asks_the_kernel_for_a_place_is_there_while_pages_are_made(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy holds for the allocation and not longer."""
+    if numa.policy() is None:
+        pytest.skip("memory policies are forbidden here")
+    seen: list[int | None] = []
+    real = os.posix_fallocate
+
+    def fallocate(fd: int, offset: int, length: int) -> None:
+        seen.append(numa.policy())
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    extents.create(str(shm_dir), make_geometry(1), ARENA, 0, NODES).close()
+    extents.create(str(shm_dir), make_geometry(2), ARENA, None, NODES).close()
+    assert seen == [1, 0]
+    assert numa.policy() == 0
 
 
 def test_an_id_is_not_used_twice(shm_dir: Path) -> None:
@@ -123,10 +182,10 @@ def test_the_thread_survives_whatever_an_item_does_to_it(
 ) -> None:
     real = extents.create
 
-    def create(directory: str, geometry: ExtentGeometry, arena: ArenaId) -> ExtentFile:
+    def create(directory: str, geometry: ExtentGeometry, arena: ArenaId, *near: Any) -> ExtentFile:
         if geometry.extent == 1:
             raise MemoryError("as asked")
-        return real(directory, geometry, arena)
+        return real(directory, geometry, arena, *near)
 
     monkeypatch.setattr(extents, "create", create)
     allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
