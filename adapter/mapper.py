@@ -217,6 +217,9 @@ class Mapper:
         try:
             if self._table.is_retired(origin.epoch):
                 return
+            if self._table.get(given.extent, origin.epoch) is not None:
+                self._mapped(origin, given)  # for a stay before, while this one waited its turn
+                return
             extent = self._open(origin, given, fd)
         except (KvkeepError, OSError, ValueError) as error:
             self._journal.report(
@@ -233,9 +236,13 @@ class Mapper:
             # Taken back while it was populated: then the unmapping below reports it.
             extent.is_taken = (origin.epoch, given.extent) in self._to_unmap
             self._table.add(extent)
-            if not extent.is_taken:
-                self._reports.append(MapReport(origin, given.extent, is_mapped=True))
         self._journal.count("extents_mapped")
+        self._mapped(origin, given)
+
+    def _mapped(self, origin: Origin, given: ExtentGiven) -> None:
+        with self._wanted:
+            if (origin.epoch, given.extent) not in self._to_unmap:
+                self._reports.append(MapReport(origin, given.extent, is_mapped=True))
         self._on_report()
 
     def _open(self, origin: Origin, given: ExtentGiven, fd: int) -> MappedExtent:

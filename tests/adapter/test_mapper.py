@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,28 @@ def resident_bytes(name: str) -> int:
         text = maps.read()
     _, _, entry = text.partition(name)
     return int(entry.partition("Rss:")[2].split()[0]) << 10 if entry else 0
+
+
+def test_what_a_stay_before_had_mapped_meanwhile_is_mapped_and_locked_once(
+    file: ExtentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Locking is paced, so a stay may end, and the next one be given the same, long before its turn.
+    again = replace(ORIGIN, session=SessionId(2))
+    with simulated(monkeypatch, tmp_path) as gpu:
+        bench = Bench(gpu.seam)
+        with bench.mapper._wanted:
+            for origin in (ORIGIN, again):
+                bench.map(file, origin)
+        assert bench.next_report() == MapReport(ORIGIN, 1, True)
+        first = bench.table.get(1, ORIGIN.epoch)
+        assert bench.next_report() == MapReport(again, 1, True)
+        assert bench.table.get(1, ORIGIN.epoch) is first
+        counts = bench.journal.counters()
+        assert (counts["extents_mapped"], counts["extents_pinned"]) == (1, 1)
+        bench.mapper.unmap(again, 1)
+        assert bench.next_report() == MapReport(again, 1, False)
+        bench.mapper.stop()
+        assert bench.mapper.join(5)
 
 
 def test_what_could_not_be_locked_is_unmapped_in_steps_too(
