@@ -112,13 +112,28 @@ class Writers(Generic[Token]):
             self._todo.put(None)
 
     def _run(self) -> None:
-        while (work := self._todo.get()) is not None:
-            error = None
-            try:
-                copy, source, target = np.copyto, work.source, work.target
-                for start, at, size in work.runs:
-                    copy(target[at : at + size], source[start : start + size])
-            except Exception as caught:  # noqa: BLE001 - a thread that ended would hold up its job
-                error = f"{type(caught).__name__}: {caught}"
-            self._done.append(Written(work.token, error))
-            self._wake.set()
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """Does one piece of work.
+
+        In a frame of its own: what a waiting thread still named would stay mapped, and an extent
+        that was unmapped and unlinked would keep its memory.
+
+        Returns:
+            Whether there will be more.
+        """
+        work = self._todo.get()
+        if work is None:
+            return False
+        error = None
+        try:
+            copy, source, target = np.copyto, work.source, work.target
+            for start, at, size in work.runs:
+                copy(target[at : at + size], source[start : start + size])
+        except Exception as caught:  # noqa: BLE001 - a thread that ended would hold up its job
+            error = f"{type(caught).__name__}: {caught}"
+        self._done.append(Written(work.token, error))
+        self._wake.set()
+        return True

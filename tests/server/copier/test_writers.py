@@ -5,12 +5,14 @@ from __future__ import annotations
 import select
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 from server.copier.wake import Wake
 from server.copier.writers import Writers, Written
+from tests.wire.process import wait_until
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -48,6 +50,21 @@ def test_a_failure_is_told_and_the_thread_lives_on() -> None:
     assert bad.error is not None
     assert "ValueError" in bad.error
     assert good == Written("good", None)
+    writers.stop()
+
+
+def test_a_thread_that_waits_for_work_keeps_nothing_of_the_last_one() -> None:
+    """An extent that was unmapped and unlinked would keep its memory."""
+    writers: Writers[int] = Writers(3, Wake())
+    targets = [np.zeros(1000, dtype=np.uint8) for _ in range(12)]
+    left = [weakref.ref(target) for target in targets]
+    for number, target in enumerate(targets):
+        writers.submit(number, np.ones(10, dtype=np.uint8), target, [(0, 5, 10)])
+    del target
+    assert writers.settle(10)
+    assert len(writers.collect()) == 12
+    targets.clear()
+    assert wait_until(lambda: not any(one() is not None for one in left), 5)
     writers.stop()
 
 
