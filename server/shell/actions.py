@@ -251,7 +251,9 @@ class Actions:
         self._core.copier_ready(report.copier, now_ns)
 
     def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
-        self._complaints.note("copier_lost", f"copier {report.copier} ended; another is started")
+        if not self._devices.is_retired(report.copier):
+            text = f"copier {report.copier} ended; another is started"
+            self._complaints.note("copier_lost", text)
         self._copiers[report.copier].detach()
         self._extents.copier_lost(report.copier, now_ns)
         self._core.copier_lost(report.copier, now_ns)

@@ -32,11 +32,13 @@ class _Device:
         name: of the device.
         supervisor: keeps its copier running.
         reporter: which the supervisor's thread uses.
+        is_retired: it was told to end.
     """
 
     name: str
     supervisor: Supervisor
     reporter: Reporter
+    is_retired: bool = False
 
 
 class DeviceCopiers:
@@ -96,8 +98,14 @@ class DeviceCopiers:
         device = self._devices.get(copier)
         if device is None:
             return False
+        device.is_retired = True
         device.supervisor.retire()
         return True
+
+    def is_retired(self, copier: CopierId) -> bool:
+        """Whether a copier was told to end, so that its end is none to complain of."""
+        device = self._devices.get(copier)
+        return device is not None and device.is_retired
 
     def ended(self, copier: CopierId) -> None:
         """CopierEnded came: what was kept for that copier is given back."""

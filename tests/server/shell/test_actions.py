@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from protocol import side
+from protocol.device.simulated import settings
 from protocol.errors import ErrorCode
 from protocol.extents import RECORD_DTYPE
 from protocol.ids import ArenaId, Epoch, ExtentId, PoolId, SessionId
@@ -29,7 +30,7 @@ from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extents import Allocator
 from server.shell.peers import SideSocket
 from server.shell.reports import ExtentCreated, Reporter
-from server.shell.supervisor import Supervisor
+from server.shell.supervisor import Supervisor, device_name
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.reporting import Reports
 from tests.wire.client import SideClient, make_pool
@@ -59,6 +60,7 @@ class Shell:
     side_path: str
     arena_dir: Path
     complaints: Complaints
+    devices: DeviceCopiers
 
     def pump(self) -> None:
         while self.reports.queue:
@@ -96,13 +98,14 @@ def shell(short_dir: Path, shm_dir: Path) -> Iterator[Shell]:
         links = {HOST_COPIER: link}
         devices = DeviceCopiers(links, reports.one_more, None)
         actions = Actions(cast(Core, core), allocator, sides, links, devices, complaints)
-        yield Shell(reports, actions, core, link, path, shm_dir, complaints)
+        yield Shell(reports, actions, core, link, path, shm_dir, complaints, devices)
         assert supervisor.stop(10)
         assert sides.stop(5)
         assert allocator.stop(5)
         while reports.queue:
             actions.apply(reports.queue.popleft(), clock.now_ns())
         actions.close()
+        devices.close_reporters()
         for reporter in reporters.values():
             reporter.close()
 
@@ -213,6 +216,25 @@ def test_a_copier_killed_amid_jobs_is_replaced_and_works_on(shell: Shell) -> Non
     assert shell.told("copy_done", 100)[2] is None
     assert np.array_equal(slots_of(shell)[:3], engine.pages[[7, 6, 5]])
     engine.client.close()
+
+
+def test_a_devices_copier_that_was_told_to_end_is_no_complaint(
+    shell: Shell, shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.FOLDER, str(shm_dir / "devices"))
+    copier, uuid = fx.CopierId(1), settings.uuid_of(0)
+    for is_killed in (False, True):
+        shell.actions.perform(fx.StartCopier(copier, uuid))
+        shell.told("copier_ready", copier)
+        if is_killed:
+            name = f"copier_pid_{device_name(uuid)}"
+            os.kill(shell.devices.figures()[name], signal.SIGKILL)
+            shell.told("copier_lost", copier)
+            shell.told("copier_ready", copier)
+        shell.actions.perform(fx.StopCopier(copier))
+        shell.told("copier_lost", copier)
+        shell.told("copier_ended", copier)
+        assert shell.complaints.counts() == ({"copier_lost": 1} if is_killed else {})
 
 
 def test_a_wedged_copier_is_killed_after_its_limit(shell: Shell) -> None:
