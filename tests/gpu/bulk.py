@@ -62,7 +62,7 @@ class BulkRig(DeviceRig):
         self.num_blocks = num_blocks
         rng = np.random.default_rng(5)
         self.patterns = rng.integers(0, 256, (NUM_PATTERNS, kind.page_bytes), dtype=np.uint8)
-        self._num_rows = rows
+        self.num_rows = rows
         self.sources, self.targets = list(range(num_blocks)), list(range(num_blocks, pages))
 
     def register(self) -> BulkRig:
@@ -71,8 +71,8 @@ class BulkRig(DeviceRig):
             (self.sources, [self.patterns[page % NUM_PATTERNS] for page in self.sources]),
             (self.targets, [0] * self.num_blocks),
         ):
-            for begin in range(0, len(pages), self._num_rows):
-                end = begin + self._num_rows
+            for begin in range(0, len(pages), self.num_rows):
+                end = begin + self.num_rows
                 self.write(pages[begin:end], contents[begin:end])
                 self.finish()
         super().register()
@@ -154,8 +154,8 @@ class BulkRig(DeviceRig):
     def num_wrong_pages(self) -> int:
         """Loaded pages that are not what was saved."""
         wrong = 0
-        for begin in range(0, self.num_blocks, self._num_rows):
-            numbers = np.arange(begin, min(begin + self._num_rows, self.num_blocks))
+        for begin in range(0, self.num_blocks, self.num_rows):
+            numbers = np.arange(begin, min(begin + self.num_rows, self.num_blocks))
             rows = self.read([self.targets[at] for at in numbers])
             self.finish()
             wanted = self.patterns[numbers % NUM_PATTERNS]

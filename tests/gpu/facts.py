@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 
+from server import numa
 from tests.gpu.ground import Ground
 from tests.slow.figure import Figure
 from tests.wire.process import ROOT
@@ -23,6 +24,8 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
         "device": Figure(ground.device.name),
         "device memory, GiB": Figure(round(memory.total_bytes / (1 << 30), 1)),
         "cores": Figure(os.cpu_count()),
+        "NUMA nodes": Figure(len(numa.nodes_of())),
+        "device's NUMA node": Figure(str(ground.device.numa_node)),
         "kernel": Figure(os.uname().release),
         "python": Figure(platform.python_version()),
     }

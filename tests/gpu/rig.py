@@ -89,6 +89,7 @@ class Scratch:
 
     def take(self, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Row numbers and their addresses, int64[count] each."""
+        assert count <= len(self._rows), "a row would be used twice at once"
         rows = (self._next + np.arange(count, dtype=np.int64)) % len(self._rows)
         self._next += count
         return rows, self._address + rows * self._row_bytes
