@@ -103,6 +103,7 @@ class DeviceLoads(Loads):
         """
         super().__init__(memory, geometry, journal, loader, by_layer)
         self._device = device
+        self._by_layer = by_layer
         self._limit_s = limit_s
         self._flights = Flights()
         self._own: list[Stream] = []
@@ -120,8 +121,9 @@ class DeviceLoads(Loads):
     def wait_for_layer(self, layer: int, stream: object) -> None:
         """Has the device hold up a layer's attention for its bytes. See ``Loads``."""
         self._forward = stream
-        with _load_errors():
-            super().wait_for_layer(layer, stream)
+        if self._by_layer:  # else nothing is done, and that for each layer of each forward
+            with _load_errors():
+                super().wait_for_layer(layer, stream)
 
     def launched(self) -> None:
         """Ends a forward; raises what is known to have failed by now. See ``Loads``."""
