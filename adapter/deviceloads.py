@@ -174,6 +174,7 @@ class DeviceLoads(Loads):
         stream: object,
         may_fire: bool,
     ) -> None:
+        self._device.bind()  # nothing of CUDA's runtime may have run in this thread so far
         main = self._device.borrow_stream(stream)
         parked = [order for order in orders if order.is_async]
         now = [order for order in orders if not order.is_async]

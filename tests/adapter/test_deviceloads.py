@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,16 @@ def test_the_hook_waits_for_nothing_and_holds_what_is_read(rig: DeviceRig) -> No
     assert rig.arena.users() == 0
     assert [e.geometry.extent for e in rig.arena.table.idle_taken()] == [1]
     assert rig.journal.counters() == {"bytes_loaded": 2 * PAGE, "pages_loaded": 2}
+
+
+def test_the_executors_thread_may_have_made_no_use_of_the_device_before(rig: DeviceRig) -> None:
+    executor = threading.Thread(target=lambda: rig.begin(order("a", (1, 1), 5)))
+    executor.start()
+    executor.join(WAIT_S)
+    rig.main.synchronize(WAIT_S)
+    assert rig.is_filled(5, (1, 1))
+    rig.settle()
+    rig.loads.launched()
 
 
 def test_hooks_end_loads_as_well(rig: DeviceRig) -> None:
