@@ -178,7 +178,11 @@ def node_of_file(
     Returns:
         None where the kernel does not tell.
     """
-    view = np.frombuffer(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ), dtype=np.uint8)
+    try:
+        mapped = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    except OSError:
+        return None
+    view = np.frombuffer(mapped, dtype=np.uint8)
     for sample in range(_SAMPLES):
         int(view[sample * (num_bytes - 1) // (_SAMPLES - 1)])  # the kernel tells of pages in use
     try:

@@ -89,7 +89,7 @@ class HostDevice:
 
     uuid = HOST_UUID
     name = "host memory"
-    numa_node = None
+    numa_node: int | None = None
 
     def bind(self) -> None:
         """Nothing to bind."""

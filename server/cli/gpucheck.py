@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from server import config as settings
+from server import numa
 from server.cli.findings import Finding, Level
 
 PROBE_LIMIT_S = 90.0
@@ -128,7 +129,9 @@ def findings(environ: Mapping[str, str], installed: Driver) -> list[Finding]:
         found.append(Finding(Level.OK, "driver", f"NVIDIA {installed.version}"))
     for device in listed["devices"]:
         label = str(device["label"])
-        found.append(seen(device, installed.numa_nodes.get(label)))
+        numa_node = installed.numa_nodes.get(label)
+        found.append(seen(device, numa_node))
+        found += placing(label, numa_node, numa.nodes_of())
         found += tried(label, ask(["share", str(device["uuid"])]))
     return found
 
@@ -163,6 +166,29 @@ def seen(device: Mapping[str, Any], numa_node: int | None) -> Finding:
     total, free = size(device["total_bytes"]), size(device["free_bytes"])
     text = f"{device['name']}, {total}, {free} free, {near}"
     return Finding(Level.OK, str(device["label"]), text)
+
+
+def placing(label: str, numa_node: int | None, nodes: numa.Nodes) -> list[Finding]:
+    """Whether memory can be placed near a device; tried, and undone.
+
+    Args:
+        label: names the device.
+        numa_node: nearest to it, or None where that is not known.
+        nodes: of the machine; with one there is nothing to say.
+    """
+    if len(nodes) < 2:
+        return []
+    if numa_node is None:
+        text = f"nobody knows to which of {len(nodes)} NUMA nodes it is near: nothing is placed"
+        return [Finding(Level.NOTE, label, text)]
+    with numa.near(numa_node, nodes) as placed:
+        is_placed, has_policy = bool(placed), placed.has_policy
+    if not is_placed:
+        text = f"memory cannot be placed on NUMA node {numa_node}: what it copies may lie far away"
+        advice = "docker run --cap-add SYS_NICE, CPUs of all nodes, no numactl of your own"
+        return [Finding(Level.WARNING, label, text, advice)]
+    how = "by memory policy" if has_policy else "by CPUs alone (set_mempolicy is forbidden)"
+    return [Finding(Level.OK, label, f"memory can be placed on NUMA node {numa_node} {how}")]
 
 
 def tried(label: str, answer: Mapping[str, Any]) -> list[Finding]:

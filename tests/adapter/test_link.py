@@ -15,6 +15,7 @@ import pytest
 from adapter.copy import LoadError, ShardLoad, load_pages
 from adapter.link import Joined, Link, LinkConfig
 from adapter.pagememory import GroupPages
+from protocol.device.host import HostDevice
 from protocol.errors import ConfigError, ErrorCode, ReplyError, RequestError
 from protocol.ids import Epoch, InstanceId, LeaseId, RequestKey
 from protocol.layout import SLOT_DTYPE
@@ -91,6 +92,18 @@ def test_a_reader_without_memory_joins(server: Responder) -> None:
         assert link.wait_joined(5) is not None
         assert server.bodies(Op.REGISTER_KV_CACHE)[0].memory is None
         assert server.pools == []
+
+
+class DeviceOnTheSecondNode(HostDevice):
+    numa_node = 1
+
+
+def test_the_node_near_the_engines_device_is_said(server: Responder) -> None:
+    """Of whatever pool: what is loaded comes from the arena."""
+    with joined_link(server.url, device=DeviceOnTheSecondNode()):
+        assert server.bodies(Op.REGISTER_KV_CACHE)[0].numa_node == 1
+    with joined_link(server.url):
+        assert server.bodies(Op.REGISTER_KV_CACHE)[-1].numa_node is None
 
 
 def test_a_server_that_comes_later_is_found(short_dir: Path) -> None:

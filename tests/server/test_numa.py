@@ -172,6 +172,13 @@ def test_a_files_node_is_where_most_of_its_pages_are(tmp_path: Path, shm_dir: Pa
         assert numa.node_of_file(file.fileno(), mmap.PAGESIZE, maps) is None
 
 
+def test_a_file_that_cannot_be_mapped_has_no_node_and_that_is_all() -> None:
+    read_end, write_end = os.pipe()
+    assert numa.node_of_file(read_end, mmap.PAGESIZE) is None
+    os.close(read_end)
+    os.close(write_end)
+
+
 def test_of_two_nodes_the_one_with_more_pages_is_told() -> None:
     view = np.zeros(4, dtype=np.uint8)
     address = int(view.ctypes.data)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server import numa
 from server.cli import gpucheck
 from server.cli.findings import Level
 from server.cli.gpucheck import Driver
@@ -101,6 +103,25 @@ def test_what_a_device_is() -> None:
     device = {"label": LABEL, "name": "NVIDIA H200", "total_bytes": 1 << 40, "free_bytes": 1 << 30}
     assert gpucheck.seen(device, 1).text == "NVIDIA H200, 1 TiB, 1 GiB free, NUMA node 1"
     assert gpucheck.seen(device, None).text.endswith("NUMA node unknown")
+
+
+HERE = frozenset(os.sched_getaffinity(0))
+TWO = {0: HERE, 1: frozenset({max(HERE) + 1000})}
+"""As if there were a second node; the kernel knows better."""
+
+
+def test_whether_memory_can_be_placed_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpucheck.placing(LABEL, 0, {0: HERE}) == []
+    assert gpucheck.placing(LABEL, None, {}) == []
+    assert gpucheck.placing(LABEL, None, TWO)[0].level is Level.NOTE
+    [far] = gpucheck.placing(LABEL, 1, TWO)
+    assert (far.level, "SYS_NICE" in far.advice) == (Level.WARNING, True)
+    [near] = gpucheck.placing(LABEL, 0, TWO)
+    assert near.level is Level.OK
+    monkeypatch.setattr(numa, "_POLICY_CALLS", {})
+    [by_cpus] = gpucheck.placing(LABEL, 0, TWO)
+    assert (by_cpus.level, "by CPUs alone" in by_cpus.text) == (Level.OK, True)
+    assert os.sched_getaffinity(0) == HERE
 
 
 def test_a_probe_that_never_answers_is_ended(
