@@ -271,7 +271,9 @@ class Device(Protocol):
             direction: where all of it goes.
 
         Raises:
-            DeviceError: it could not be queued; nothing of it was.
+            DeviceError: it could not be queued, or not all of it. What was queued is behind the
+                stream's present end all the same: an event recorded now tells when it is over, and
+                until then the targets are not to be used again.
         """
 
     # --- sharing ---

@@ -10,6 +10,7 @@ from tests.repository import tree
 ROOMS = (
     "protocol",
     "protocol/device",
+    "protocol/device/cuda",
     "protocol/device/simulated",
     "server",
     "server/cli",

@@ -6,8 +6,10 @@ needs no binding and makes no context.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from protocol.device.cuda import nvml
@@ -38,6 +40,7 @@ from protocol.device.interface import (
     MemoryKind,
     Place,
 )
+from protocol.device.numa import node_of
 
 
 class CudaDevice:
@@ -54,10 +57,11 @@ class CudaDevice:
         self._handle = driver.device(ordinal)
         self.uuid = driver.uuid(self._handle)
         self.name = driver.name(self._handle)
+        self.numa_node = self._find_node()
         self._binding = threading.Lock()
         self._context: Any = None
-        self._order = Order(driver, self.uuid)
-        self._openings = Openings(driver, ordinal)
+        self._order = Order(driver, self.uuid, self.bind)
+        self._openings = Openings(driver, self.within, ordinal)
         self.kernel: Kernel = self._make_kernel()
         self.copies = Copies(
             driver, self._order, self.kernel, driver.attribute(self._handle, "MAX_PITCH")
@@ -66,20 +70,39 @@ class CudaDevice:
             driver.attribute(self._handle, "READ_ONLY_HOST_REGISTER_SUPPORTED")
         )
 
+    def _find_node(self) -> int | None:
+        try:
+            return node_of(self._driver.pci_bus_id(self._handle))
+        except DeviceError:  # no device on a bus of this machine
+            return None
+
     def _make_kernel(self) -> Kernel:
         attribute = functools.partial(self._driver.attribute, self._handle)
         if not attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"):
             return _NoKernel()
-        major, minor = (attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+        major = attribute("COMPUTE_CAPABILITY_MAJOR")
+        minor = attribute("COMPUTE_CAPABILITY_MINOR")
         return GatherKernel(self._driver, major * 10 + minor, self.bind)
 
     def bind(self) -> None:
         """Makes the device's primary context the calling thread's."""
+        self._driver.set_context(self._retain())
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Makes it the calling thread's for a while, and then what it had before."""
+        self._driver.enter(self._retain())
+        try:
+            yield
+        finally:
+            self._driver.leave()
+
+    def _retain(self) -> Any:
         if self._context is None:
             with self._binding:
                 if self._context is None:
                     self._context = self._driver.retain_context(self._handle)
-        self._driver.set_context(self._context)
+        return self._context
 
     def place(self, address: int) -> Place | None:
         """What an address is; None for plain host memory."""
@@ -114,8 +137,8 @@ class CudaDevice:
     # --- copies ---
 
     def copy(self, stream: CudaStream, batch: Batch, direction: Direction) -> None:
-        """Queues copies; the driver sees from the addresses which way they go."""
-        self.copies.queue(stream, batch)
+        """Queues copies; see ``copies`` for which way they take."""
+        self.copies.queue(stream, batch, direction)
 
     # --- sharing ---
 
@@ -136,21 +159,21 @@ class CudaDevice:
 
     def pin(self, address: int, num_bytes: int) -> CudaPinned:
         """Page-locks host memory for reading by the device, read-only where it can."""
-        return lock(self._driver, address, num_bytes, self._has_read_only)
+        return lock(self._driver, self.within, address, num_bytes, self._has_read_only)
 
     def pinned_over(self, address: int, num_bytes: int) -> CudaPinned:
         """Page-locks host memory that the device also writes."""
-        return lock(self._driver, address, num_bytes, has_read_only=False)
+        return lock(self._driver, self.within, address, num_bytes, has_read_only=False)
 
     def pinned_buffer(self, num_bytes: int) -> CudaPinnedBuffer:
         """Page-locked host memory of our own."""
-        return CudaPinnedBuffer(self._driver, num_bytes)
+        return CudaPinnedBuffer(self._driver, self.within, num_bytes)
 
     # --- memory of the device ---
 
     def allocate(self, num_bytes: int) -> CudaBuffer:
         """Device memory of our own."""
-        return CudaBuffer(self._driver, num_bytes)
+        return CudaBuffer(self._driver, self.within, num_bytes)
 
     # --- counting ---
 
@@ -158,8 +181,8 @@ class CudaDevice:
         """Of the device, now. Makes a context only where NVML cannot say."""
         counted = nvml.device_memory(self.uuid)
         if counted is None:
-            self.bind()
-            counted = self._driver.memory()
+            with self.within():
+                counted = self._driver.memory()
         return DeviceMemory(*counted)
 
 

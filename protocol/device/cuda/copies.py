@@ -22,7 +22,7 @@ from protocol.device.batches import coalesce
 from protocol.device.cuda import codes
 from protocol.device.cuda.driver import Driver
 from protocol.device.cuda.order import CudaStream, Order
-from protocol.device.interface import Batch, DeviceError
+from protocol.device.interface import Batch, DeviceError, Direction
 
 MAX_PIECE_BYTES = 1 << 20
 """Of a piece for the kernel: one warp copies it while the others wait. The kernel itself takes
@@ -176,9 +176,15 @@ class Copies:
         self._max_pitch = max_pitch
         self._thresholds = thresholds
         self._has_batches = True
+        self._beside: dict[Direction, CudaStream] = {}
 
-    def queue(self, stream: CudaStream, batch: Batch) -> Way | None:
+    def queue(self, stream: CudaStream, batch: Batch, direction: Direction) -> Way | None:
         """Queues copies behind what is on a stream.
+
+        Args:
+            stream: any.
+            batch: any.
+            direction: of it; batches of one direction hold up none of the other.
 
         Returns:
             which way they took; None when there were none.
@@ -200,7 +206,7 @@ class Copies:
             return Way.KERNEL
         if self._has_batches:
             try:
-                return self._batch(stream, batch)
+                return self._batch(stream, batch, direction)
             except DeviceError as error:
                 # The driver or the bindings are older than the call: nothing of it was queued.
                 if error.code not in _NO_SUCH_CALL:
@@ -226,7 +232,7 @@ class Copies:
         )
         return Way.ROWS
 
-    def _batch(self, stream: CudaStream, batch: Batch) -> Way:
+    def _batch(self, stream: CudaStream, batch: Batch, direction: Direction) -> Way:
         columns = (batch.targets.tolist(), batch.sources.tolist(), batch.sizes.tolist())
         if not stream.is_legacy:
             self._driver.copy_all(*columns, stream.handle)
@@ -234,15 +240,14 @@ class Copies:
         # The call refuses the legacy stream, which the engine's is as a rule (host contract, 5).
         # A stream of ours takes the batch: behind what is on the engine's now, and what the engine
         # queues from now on comes behind the batch.
-        beside = self._order.create_stream()
+        beside = self._beside.get(direction) or self._beside.setdefault(
+            direction, self._order.create_stream()
+        )
+        self._order.wait(beside, self._order.record(stream))
         try:
-            self._order.wait(beside, self._order.record(stream))
-            try:
-                self._driver.copy_all(*columns, beside.handle)
-            finally:  # also behind what was queued of a batch that failed
-                self._order.wait(stream, self._order.record(beside))
-        finally:
-            beside.close()
+            self._driver.copy_all(*columns, beside.handle)
+        finally:  # also behind what was queued of a batch that failed
+            self._order.wait(stream, self._order.record(beside))
         return Way.BATCH
 
 

@@ -41,6 +41,7 @@ _READ_ONLY = 8
 _OVERLAP = 1
 """CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE: by the copy engines, beside the kernels."""
 _NAME_BYTES = 128
+_BUS_ID_BYTES = 32
 
 _POINTER_FACTS = (
     "MEMORY_TYPE",
@@ -147,6 +148,11 @@ class Driver:
         text: bytes = self._call("cuDeviceGetName", _NAME_BYTES, device)
         return text.split(b"\0", 1)[0].decode(errors="replace")
 
+    def pci_bus_id(self, device: Any) -> str:
+        """Where it is on the machine's buses, ``domain:bus:device.function``."""
+        text: bytes = self._call("cuDeviceGetPCIBusId", _BUS_ID_BYTES, device)
+        return text.split(b"\0", 1)[0].decode(errors="replace")
+
     def attribute(self, device: Any, name: str) -> int:
         """A property, by its name without ``CU_DEVICE_ATTRIBUTE_``."""
         which = getattr(self._api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -159,6 +165,14 @@ class Driver:
     def set_context(self, context: Any) -> None:
         """Makes a context the calling thread's."""
         self._call("cuCtxSetCurrent", context)
+
+    def enter(self, context: Any) -> None:
+        """As ``set_context``, until ``leave``."""
+        self._call("cuCtxPushCurrent", context)
+
+    def leave(self) -> None:
+        """Makes the context before ``enter`` the calling thread's again, or none."""
+        self._call("cuCtxPopCurrent")
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of the thread's device."""

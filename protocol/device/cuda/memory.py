@@ -9,10 +9,12 @@ Must not know: pages, streams. Any thread that has bound the device.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,26 +26,32 @@ from protocol.device.interface import HANDLE_BYTES, DeviceError
 
 _log = logging.getLogger(__name__)
 
+Within = Callable[[], AbstractContextManager[None]]
+"""Makes a device the calling thread's for a while, and then what it had before."""
+
 
 class _Held:
     """Something to be given back once.
 
     Args:
+        within: makes the device the thread's meanwhile, since any thread may come to the end.
         give_back: does it.
         what: it is, for the log.
     """
 
-    def __init__(self, give_back: Callable[[], None], what: str) -> None:
+    def __init__(self, within: Within, give_back: Callable[[], None], what: str) -> None:
+        self._within = within
         self._give_back: Callable[[], None] | None = give_back
         self._what = what
 
     def close(self) -> None:
-        """Gives it back. Idempotent."""
+        """Gives it back. Idempotent. On any thread."""
         give_back, self._give_back = self._give_back, None
         if give_back is None:
             return
         try:
-            give_back()
+            with self._within():
+                give_back()
         except DeviceError as error:
             _log.warning("%s was not given back: %s", self._what, error)
 
@@ -53,13 +61,17 @@ class CudaPinned(_Held):
 
     Args:
         driver: of this process.
+        within: see ``Within``.
         address: first byte.
         num_bytes: length.
         is_read_only: the device was told never to write it.
     """
 
-    def __init__(self, driver: Driver, address: int, num_bytes: int, is_read_only: bool) -> None:
-        super().__init__(lambda: driver.unlock(address), f"a page lock of {num_bytes} bytes")
+    def __init__(
+        self, driver: Driver, within: Within, address: int, num_bytes: int, is_read_only: bool
+    ) -> None:
+        what = f"a page lock of {num_bytes} bytes"
+        super().__init__(within, lambda: driver.unlock(address), what)
         self.is_read_only = is_read_only
 
 
@@ -68,12 +80,15 @@ class CudaPinnedBuffer(_Held):
 
     Args:
         driver: of this process.
+        within: see ``Within``.
         num_bytes: its length.
     """
 
-    def __init__(self, driver: Driver, num_bytes: int) -> None:
+    def __init__(self, driver: Driver, within: Within, num_bytes: int) -> None:
         self.address = address = driver.allocate_host(num_bytes)
-        super().__init__(lambda: driver.free_host(address), f"page-locked {num_bytes} bytes")
+        super().__init__(
+            within, lambda: driver.free_host(address), f"page-locked {num_bytes} bytes"
+        )
         bytes_ = (ctypes.c_uint8 * num_bytes).from_address(address)
         self.view: NDArray[np.uint8] = np.frombuffer(memoryview(bytes_), dtype=np.uint8)
 
@@ -83,16 +98,19 @@ class CudaBuffer(_Held):
 
     Args:
         driver: of this process.
+        within: see ``Within``.
         num_bytes: its length.
     """
 
-    def __init__(self, driver: Driver, num_bytes: int) -> None:
+    def __init__(self, driver: Driver, within: Within, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.address = address = driver.allocate(num_bytes)
-        super().__init__(lambda: driver.free(address), f"{num_bytes} bytes of the device")
+        super().__init__(within, lambda: driver.free(address), f"{num_bytes} bytes of the device")
 
 
-def lock(driver: Driver, address: int, num_bytes: int, has_read_only: bool) -> CudaPinned:
+def lock(
+    driver: Driver, within: Within, address: int, num_bytes: int, has_read_only: bool
+) -> CudaPinned:
     """Page-locks host memory for reading, read-only where that works.
 
     Memory that is mapped read-only can be locked in no other way unless the device uses the host's
@@ -100,6 +118,7 @@ def lock(driver: Driver, address: int, num_bytes: int, has_read_only: bool) -> C
 
     Args:
         driver: of this process.
+        within: see ``Within``.
         address: first byte.
         num_bytes: length.
         has_read_only: the device says that it can.
@@ -107,12 +126,12 @@ def lock(driver: Driver, address: int, num_bytes: int, has_read_only: bool) -> C
     if has_read_only:
         try:
             driver.lock(address, num_bytes, is_read_only=True)
-            return CudaPinned(driver, address, num_bytes, is_read_only=True)
+            return CudaPinned(driver, within, address, num_bytes, is_read_only=True)
         except DeviceError as error:
             if error.code not in _READ_ONLY_REFUSED:
                 raise
     driver.lock(address, num_bytes, is_read_only=False)
-    return CudaPinned(driver, address, num_bytes, is_read_only=False)
+    return CudaPinned(driver, within, address, num_bytes, is_read_only=False)
 
 
 _READ_ONLY_REFUSED = ("cudaErrorNotSupported", "cudaErrorInvalidValue", "cudaErrorNotPermitted")
@@ -139,11 +158,14 @@ class CudaOpened(_Held):
     Args:
         opening: what is open.
         ordinal: of the device.
+        within: see ``Within``.
         give_back: ends the hold.
     """
 
-    def __init__(self, opening: _Opening, ordinal: int, give_back: Callable[[], None]) -> None:
-        super().__init__(give_back, "another process's memory")
+    def __init__(
+        self, opening: _Opening, ordinal: int, within: Within, give_back: Callable[[], None]
+    ) -> None:
+        super().__init__(within, give_back, "another process's memory")
         self.base = opening.base
         self.num_bytes = opening.num_bytes
         self._ordinal = ordinal
@@ -171,11 +193,13 @@ class Openings:
 
     Args:
         driver: of this process.
+        within: see ``Within``.
         ordinal: of the device.
     """
 
-    def __init__(self, driver: Driver, ordinal: int) -> None:
+    def __init__(self, driver: Driver, within: Within, ordinal: int) -> None:
         self._driver = driver
+        self._within = within
         self._ordinal = ordinal
         self._lock = threading.Lock()
         self._by_handle: dict[bytes, _Opening] = {}
@@ -195,7 +219,8 @@ class Openings:
             else:
                 opening = self._map(handle)
                 self._by_handle[handle] = opening
-        return CudaOpened(opening, self._ordinal, lambda: self._give_back(handle, opening))
+        end = functools.partial(self._give_back, handle, opening)
+        return CudaOpened(opening, self._ordinal, self._within, end)
 
     def _map(self, handle: bytes) -> _Opening:
         base = self._driver.open(handle)

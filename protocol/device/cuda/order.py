@@ -10,6 +10,7 @@ Must not know: copies, memory. Any thread that has bound the device.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from protocol.device.cuda.driver import Driver
@@ -19,7 +20,9 @@ LEGACY_HANDLES = (0, 1)
 """The legacy stream by its two names (NULL, CU_STREAM_LEGACY)."""
 
 _MAX_IDLE = 1024
-"""Events kept for later. More were under way at once only if a batch an order was not kept to."""
+"""Events kept for later; what is dropped beyond stays with the driver until the process ends."""
+
+_NO_CONTEXT = "cudaErrorDeviceUninitialized"
 
 
 class CudaEvent:
@@ -27,14 +30,18 @@ class CudaEvent:
 
     Args:
         driver: of this process.
+        bind: makes the device the calling thread's.
         handle: the driver's, recorded.
         idle: takes the handle when nobody holds the event any more.
     """
 
-    __slots__ = ("_driver", "_handle", "_idle", "_is_done")
+    __slots__ = ("_bind", "_driver", "_handle", "_idle", "_is_done")
 
-    def __init__(self, driver: Driver, handle: Any, idle: deque[Any]) -> None:
+    def __init__(
+        self, driver: Driver, bind: Callable[[], None], handle: Any, idle: deque[Any]
+    ) -> None:
         self._driver = driver
+        self._bind = bind
         self._handle = handle
         self._idle = idle
         self._is_done = False
@@ -45,9 +52,16 @@ class CudaEvent:
         return self._handle
 
     def query(self) -> bool:
-        """Whether everything before the point is done."""
+        """Whether everything before the point is done. On any thread."""
         if not self._is_done:
-            self._is_done = self._driver.is_done(self._handle)
+            try:
+                self._is_done = self._driver.is_done(self._handle)
+            except DeviceError as error:
+                if error.code != _NO_CONTEXT:
+                    raise
+                # A thread with no device at all so far: it may well have this one.
+                self._bind()
+                self._is_done = self._driver.is_done(self._handle)
         return self._is_done
 
     def __del__(self) -> None:
@@ -95,10 +109,12 @@ class Order:
     Args:
         driver: of this process.
         device_uuid: 16 bytes.
+        bind: makes the device the calling thread's.
     """
 
-    def __init__(self, driver: Driver, device_uuid: bytes) -> None:
+    def __init__(self, driver: Driver, device_uuid: bytes, bind: Callable[[], None]) -> None:
         self._driver = driver
+        self._bind = bind
         self._uuid = device_uuid
         self._idle_events: deque[Any] = deque(maxlen=_MAX_IDLE)
         self._idle_streams: deque[Any] = deque()
@@ -127,7 +143,7 @@ class Order:
         except DeviceError:
             self._idle_events.append(handle)
             raise
-        return CudaEvent(self._driver, handle, self._idle_events)
+        return CudaEvent(self._driver, self._bind, handle, self._idle_events)
 
     def wait(self, stream: CudaStream, event: CudaEvent) -> None:
         """Makes later work of a stream wait for an event."""

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 // --- what gather.cu needs of CUDA's C++ ---------------------------------------------------------
 struct uint4 {
@@ -70,6 +71,8 @@ extern "C" void pretend_pending(int count) { pending_events = count; }
 extern "C" int pretend_opened() { return num_opened; }
 
 static thread_local void* current;
+static thread_local std::vector<void*> before;
+extern "C" int pretend_current() { return static_cast<int>(reinterpret_cast<std::uint64_t>(current)); }
 
 template <typename... Numbers> static int enter(bool asks_context, const char* name, Numbers... numbers)
 {
@@ -141,6 +144,27 @@ int cuCtxSetCurrent(void* context)
 {
     ENTER_FREELY("cuCtxSetCurrent", number(context));
     current = context;
+    return 0;
+}
+int cuCtxPushCurrent_v2(void* context)
+{
+    ENTER_FREELY("cuCtxPushCurrent", number(context));
+    before.push_back(current);
+    current = context;
+    return 0;
+}
+int cuCtxPopCurrent_v2(void** context)
+{
+    ENTER("cuCtxPopCurrent");
+    if (before.empty()) return 201;
+    *context = current;
+    current = before.back();
+    before.pop_back();
+    return 0;
+}
+int cuDeviceGetPCIBusId(char* text, int length, int device)
+{
+    std::snprintf(text, length, "FFFF:0%d:00.0", device);
     return 0;
 }
 int cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total)

@@ -59,7 +59,7 @@ def folder() -> Path:
     return home
 
 
-def library() -> Any:
+def functions() -> Any:
     """The pretended driver as C functions; not found by anything that looks for the real one."""
     loaded = ctypes.CDLL(str(folder() / "libcuda.so.1"))
     loaded.pretend_log.restype = ctypes.c_char_p
@@ -78,6 +78,6 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )

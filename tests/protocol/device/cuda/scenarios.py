@@ -1,72 +1,35 @@
 """What the CUDA backend does, through NVIDIA's bindings, on the pretended driver.
 
-Each function is a test of its own: run by name in a new process, so that neither the pretended
-driver nor what a scenario breaks is seen by anything else. Fails by an exception.
+Each function of this module and of ``copyscenarios`` is a test. This module run as a program forks
+for each, so that nothing else sees the pretended driver or what a scenario breaks. A scenario fails
+by an exception. The program prints a JSON object: of each why it failed, or null.
 """
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import gc
+import inspect
+import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from protocol.device.backends import device_by_uuid, device_of, visible_devices
 from protocol.device.cuda.backend import CudaDevice
-from protocol.device.cuda.copies import Copies, Way
-from protocol.device.cuda.driver import load_driver
-from protocol.device.cuda.kernel import GatherKernel
-from protocol.device.cuda.order import CudaStream, Order
+from protocol.device.cuda.order import CudaStream
 from protocol.device.interface import (
-    Batch,
     DeviceError,
     DeviceMemory,
-    Direction,
     MemoryKind,
-    batch_of,
 )
-
-PRETENDED: Any = ctypes.CDLL(os.path.join(os.environ.get("PRETENDED", ""), "libcuda.so.1"))
-PRETENDED.pretend_log.restype = ctypes.c_char_p
-PRETENDED.pretend_memory.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
-
-
-def log() -> list[str]:
-    """The calls since it was last asked."""
-    text: bytes = PRETENDED.pretend_log()
-    PRETENDED.pretend_clear()
-    return text.decode().splitlines()
-
-
-def bound() -> CudaDevice:
-    """Device 0, bound, its log empty."""
-    device = visible_devices()[0]
-    assert isinstance(device, CudaDevice)
-    device.bind()
-    log()
-    return device
-
-
-def bytes_at(address: int, num_bytes: int) -> NDArray[np.uint8]:
-    """What lies in pretended device memory."""
-    return np.frombuffer(
-        memoryview((ctypes.c_uint8 * num_bytes).from_address(address)), dtype=np.uint8
-    )
-
-
-class Engine:
-    """What an engine hands over as its stream."""
-
-    def __init__(self, number: int) -> None:
-        self.cuda_stream = number
+from tests.protocol.device.cuda import copyscenarios
+from tests.protocol.device.cuda.pretending import PRETENDED, Engine, bound, log
 
 
 def devices_are_found_by_memory_and_by_name() -> None:
@@ -162,7 +125,7 @@ def pins_are_read_only_where_the_device_can() -> None:
     pinned.close()
     over = device.pinned_over(1 << 30, 1 << 20)
     assert not over.is_read_only
-    assert log() == [
+    assert [line for line in log() if "Ctx" not in line] == [
         f"cuMemHostRegister {1 << 20} {1 | 2 | 8}",
         "cuMemHostUnregister",
         f"cuMemHostRegister {1 << 20} {1 | 2}",
@@ -196,123 +159,6 @@ def page_locking_lets_other_threads_run() -> None:
     thread.join(10)
     assert stop - begin > 0.35
     assert sum(begin < tick < stop for tick in ticks) > 10
-
-
-def _copies_with_a_kernel(device: CudaDevice) -> tuple[Copies, GatherKernel]:
-    """As the device has them, but for the compiler: NVRTC knows a driver that is none."""
-    driver = load_driver()
-    assert isinstance(device.kernel, GatherKernel)
-    kernel = GatherKernel(driver, 90, device.bind, lambda capability: b"\x7fELF for the driver")
-    return Copies(driver, Order(driver, device.uuid), kernel, 1 << 30), kernel
-
-
-def _filled(device: CudaDevice, num_bytes: int) -> tuple[int, NDArray[np.uint8], int]:
-    """Device memory, and a page-locked buffer with random bytes."""
-    buffer = device.pinned_buffer(num_bytes)
-    buffer.view[:] = np.random.default_rng(1).integers(0, 256, num_bytes, dtype=np.uint8)
-    return device.allocate(num_bytes).address, buffer.view, buffer.address
-
-
-def _scattered(target: int, source: int, num: int, size: int) -> Batch:
-    """Pieces in mixed order, none next to another."""
-    order = np.random.default_rng(2).permutation(num)
-    sizes = np.full(num, size)
-    return Batch(target + order * size * 2, source + order[::-1] * size * 2, sizes)
-
-
-def _is_copied(batch: Batch) -> bool:
-    columns = (batch.targets.tolist(), batch.sources.tolist(), batch.sizes.tolist())
-    return all(
-        bytes_at(target, size).tobytes() == bytes_at(source, size).tobytes()
-        for target, source, size in zip(*columns, strict=True)
-    )
-
-
-def every_way_of_copying_moves_the_bytes() -> None:
-    device = bound()
-    memory, _, host = _filled(device, 4 << 20)
-    own = device.create_stream()
-    copies, kernel = _copies_with_a_kernel(device)
-    batches = {
-        Way.EACH: batch_of([(memory, host, 100), (memory + 200, host + 300, 50)]),
-        Way.ROWS: batch_of([(memory + i * 64, host + i * 4096, 64) for i in range(20)]),
-        Way.BATCH: _scattered(memory, host, 50, 20000),
-        Way.KERNEL: _scattered(memory, host, 450, 1000),
-    }
-    copies.queue(own, batches[Way.KERNEL])  # a kernel is made because of it
-    assert kernel.wait_until_made(60), kernel.failure
-    for way, batch in batches.items():
-        bytes_at(memory, 4 << 20)[:] = 0
-        log()
-        assert copies.queue(own, batch) is way
-        assert _is_copied(batch), way
-        back = Batch(batch.sources, batch.targets, batch.sizes)
-        device.copy(own, back, Direction.TO_HOST)
-    assert device.copies.queue(own, batch_of([])) is None
-
-
-def the_numbers_of_the_calls_are_right() -> None:
-    device = bound()
-    memory, _, host = _filled(device, 4 << 20)
-    own = device.create_stream()
-    stream = int(own.handle)
-    assert f"cuStreamCreate {1}" in log()
-    device.copies.queue(own, _scattered(memory, host, 50, 20000))
-    device.copies.queue(own, batch_of([(memory + i * 64, host + i * 4096, 64) for i in range(20)]))
-    assert log() == [f"cuMemcpyBatchAsync 50 1 1 {stream}", f"cuMemcpy2DAsync 64 20 {stream}"]
-    copies, kernel = _copies_with_a_kernel(device)
-    assert kernel.wait_until_made(60), kernel.failure
-    log()
-    copies.queue(own, _scattered(memory, host, 450, 1000))
-    launches = [f"cuLaunchKernel {blocks} 256 {stream}" for blocks in (25, 25, 7)]
-    assert log() == launches
-
-
-def a_batch_on_the_legacy_stream_stays_in_its_order() -> None:
-    device = bound()
-    memory, _, host = _filled(device, 4 << 20)
-    for number in (0, 1):
-        main = device.borrow_stream(Engine(number))
-        batch = _scattered(memory, host, 50, 20000)
-        log()
-        assert device.copies.queue(main, batch) is Way.BATCH
-        assert _is_copied(batch)
-        told = [line.split() for line in log() if not line.startswith(("cuEventC", "cuEventQ"))]
-        if told[0][0] == "cuStreamCreate":
-            told.pop(0)
-        before, behind, copied, after, awaited = told
-        beside = copied[-1]
-        assert before == ["cuEventRecord", before[1], str(number)]
-        assert behind == ["cuStreamWaitEvent", beside, before[1], "0"]
-        assert copied == ["cuMemcpyBatchAsync", "50", "1", "1", beside]
-        assert after == ["cuEventRecord", after[1], beside]
-        assert awaited == ["cuStreamWaitEvent", str(number), after[1], "0"]
-        assert beside not in ("0", "1")
-
-
-def a_failed_batch_is_still_waited_for() -> None:
-    device = bound()
-    memory, _, host = _filled(device, 4 << 20)
-    main = device.borrow_stream(Engine(0))
-    PRETENDED.pretend_fail(b"cuMemcpyBatchAsync", 2)
-    with pytest.raises(DeviceError, match="cudaErrorMemoryAllocation"):
-        device.copies.queue(main, _scattered(memory, host, 50, 20000))
-    last = log()[-1].split()
-    assert last[:2] == ["cuStreamWaitEvent", "0"]
-    PRETENDED.pretend_fail(b"cuMemcpyBatchAsync", 0)
-    assert device.copies.queue(main, _scattered(memory, host, 50, 20000)) is Way.BATCH
-
-
-def without_the_batched_call_copies_go_one_by_one() -> None:
-    device = bound()
-    memory, _, host = _filled(device, 4 << 20)
-    PRETENDED.pretend_fail(b"cuMemcpyBatchAsync", 801)
-    own = device.create_stream()
-    for _ in range(2):
-        batch = _scattered(memory, host, 50, 20000)
-        assert device.copies.queue(own, batch) is Way.EACH
-        assert _is_copied(batch)
-    assert sum(line.startswith("cuMemcpyBatchAsync") for line in log()) == 1, "tried once"
 
 
 def events_are_used_again_only_when_done_and_dropped() -> None:
@@ -381,6 +227,42 @@ def errors_have_names_and_say_when_all_is_over() -> None:
     device.pin(1 << 30, 4096).close()  # giving back raises nothing
 
 
+def any_thread_may_ask_and_give_back() -> None:
+    first, second = cast(CudaDevice, visible_devices()[1]), bound()
+    first.bind()
+    stream = first.create_stream()
+    event, buffer = first.record(stream), first.pinned_buffer(4096)
+    pinned, memory = first.pin(1 << 30, 4096), first.allocate(4096)
+    handle = first.export(memory.address).handle
+    opened = first.open(handle)
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            second.bind()
+            for held in (buffer, pinned, opened, memory):
+                held.close()
+            assert event.query()
+            assert PRETENDED.pretend_current() == 256, "still the thread's own device"
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    log()
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(20)
+    told = log()
+    entered = [line for line in told if line.startswith("cuCtx")]
+    assert entered == ["cuCtxSetCurrent 256"] + ["cuCtxPushCurrent 257", "cuCtxPopCurrent"] * 4
+    other = first.record(stream)
+    thread = threading.Thread(target=lambda: failures.extend([] if other.query() else [KeyError()]))
+    thread.start()
+    thread.join(20)
+    assert failures == []
+    assert "cuCtxSetCurrent 257" in log(), "bound for want of any"
+
+
 def memory_without_nvml_is_asked_of_the_driver() -> None:
     device = visible_devices()[0]
     assert device.memory() == DeviceMemory(3 << 20, 4 << 20)
@@ -395,23 +277,35 @@ def a_driver_that_does_not_begin_is_one_clear_error() -> None:
     assert len(visible_devices()) == 2, "a failure is not remembered"
 
 
-def a_device_whose_kernels_cannot_read_host_memory_has_none() -> None:
-    PRETENDED.pretend_attribute(91, 0)
-    device = bound()
-    memory, _, host = _filled(device, 4 << 20)
-    own = device.create_stream()
-    for _ in range(2):
-        assert device.copies.queue(own, _scattered(memory, host, 450, 1000)) is Way.BATCH
-
-
 SCENARIOS: dict[str, Callable[[], None]] = {
     name: made
-    for name, made in list(globals().items())
-    if callable(made)
-    and getattr(made, "__module__", "") == __name__
-    and not name.startswith("_")
-    and name not in ("log", "bound", "bytes_at", "Engine")
+    for module in (sys.modules[__name__], copyscenarios)
+    for name, made in vars(module).items()
+    if inspect.isfunction(made) and made.__module__ == module.__name__ and name[0] != "_"
 }
 
+
+def _outcome(scenario: Callable[[], None]) -> str | None:
+    """Runs a scenario in a fork, which nothing of CUDA was begun before."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(50, exit=True)
+        os.dup2(writer, sys.stderr.fileno())  # an exception goes all the way up and is told there
+        scenario()
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return None if status == 0 else said or f"ended with {status}"
+
+
+def _broken() -> None:
+    assert not visible_devices(), "the pretended driver has devices"
+
+
 if __name__ == "__main__":
-    SCENARIOS[sys.argv[1]]()
+    outcomes = {name: _outcome(scenario) for name, scenario in SCENARIOS.items()}
+    outcomes["_broken"] = _outcome(_broken)
+    json.dump(outcomes, sys.stdout)

@@ -1,4 +1,5 @@
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -11,24 +12,31 @@ from protocol.device.cuda.driver import PointerFacts
 from protocol.device.interface import MemoryKind
 from tests.protocol.device.cuda import pretended
 
-SCENARIOS = Path(__file__).with_name("scenarios.py")
-HELPERS = ("log", "bound", "bytes_at")
 NAMES = [
     node.name
-    for node in ast.parse(SCENARIOS.read_text(encoding="utf-8")).body
-    if isinstance(node, ast.FunctionDef) and node.name[0] != "_" and node.name not in HELPERS
+    for file in ("scenarios.py", "copyscenarios.py")
+    for node in ast.parse(Path(__file__).with_name(file).read_text(encoding="utf-8")).body
+    if isinstance(node, ast.FunctionDef) and node.name[0] != "_"
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_on_a_pretended_driver(name: str) -> None:
-    run = pretended.run("tests.protocol.device.cuda.scenarios", name)
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    """Of each scenario why it failed."""
+    run = pretended.run("tests.protocol.device.cuda.scenarios")
     assert run.returncode == 0, run.stderr
+    found: dict[str, str | None] = json.loads(run.stdout)
+    return found
 
 
-def test_a_scenario_can_fail() -> None:
-    run = pretended.run("tests.protocol.device.cuda.scenarios", "no such scenario")
-    assert run.returncode != 0
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_pretended_driver(name: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[name] is None, outcomes[name]
+
+
+def test_a_scenario_can_fail_and_all_are_tests(outcomes: dict[str, str | None]) -> None:
+    assert "has devices" in (outcomes.pop("_broken") or "")
+    assert set(outcomes) == set(NAMES)
 
 
 @pytest.mark.parametrize(
