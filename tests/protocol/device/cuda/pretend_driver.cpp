@@ -98,14 +98,15 @@ static auto find(std::uint64_t address)
 #define ENTER_FREELY(name, ...) if (const int code = enter(false, name, ##__VA_ARGS__)) return code
 
 extern "C" {
-int cuGetProcAddress_v2(const char* symbol, void** place, int, std::uint64_t, int* status)
+int cuGetProcAddress_v2(const char* symbol, void** place, int version, std::uint64_t, int* status)
 {
     static void* self = [] {
         Dl_info info;
         dladdr(reinterpret_cast<void*>(&pretend_run), &info);
         return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     }();
-    *place = dlsym(self, symbol);
+    const bool is_older = version < 13000 && !std::strcmp(symbol, "cuMemcpyBatchAsync");
+    *place = dlsym(self, is_older ? "pretend_older_batch" : symbol);
     if (!*place) *place = dlsym(self, (std::string(symbol) + "_v2").c_str());
     if (status) *status = *place ? 0 : 1;
     return *place ? 0 : 500;
@@ -335,6 +336,13 @@ int cuMemcpyBatchAsync_v2(std::uint64_t* targets, std::uint64_t* sources, std::s
     if (num_asked != 1 || firsts[0] != 0 || number(stream) < 2) return 1;
     for (std::size_t index = count; index-- > 0;) move(targets[index], sources[index], sizes[index]);
     return 0;
+}
+int pretend_older_batch(std::uint64_t* targets, std::uint64_t* sources, std::size_t* sizes,
+    std::size_t count, Attributes* asked, std::size_t* firsts, std::size_t num_asked,
+    std::size_t* failed, void* stream) // as in CUDA 12.8 and 12.9
+{
+    *failed = ~std::size_t(0);
+    return cuMemcpyBatchAsync_v2(targets, sources, sizes, count, asked, firsts, num_asked, stream);
 }
 int cuModuleLoadData(void** module, const void* image)
 {

@@ -14,7 +14,7 @@ def test_names_are_those_of_the_runtime() -> None:
     assert {code: known[code] for code in codes.NAMES} == codes.NAMES
     used = {int(each) for each in driver.CUresult}
     not_the_drivers = {code for code in codes.NAMES if code not in used}
-    assert not_the_drivers == {35}
+    assert {35} <= not_the_drivers <= {35, 36}
 
 
 def test_what_ends_a_process_is_what_the_bindings_say_of_it() -> None:
