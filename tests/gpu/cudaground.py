@@ -228,7 +228,7 @@ class CudaGround:
             Way.ENGINE: Thresholds(kernel_bytes=0),
             Way.KERNEL: Thresholds(kernel_pieces=1, kernel_bytes=MAX_PIECE_BYTES),
         }
-        self.device.copies._thresholds = chosen[way]
+        self.device.copies.thresholds = chosen[way]
 
     def allocate(self, kind: MemoryKind, num_bytes: int) -> Any:
         if kind is MemoryKind.VIRTUAL:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from protocol.device.interface import Device, DeviceError, MemoryKind, Stream
 
 WAIT_S = 30.0
+LARGE_BYTES = 12 << 30
 NAMES = ("cuda", "simulated")
 
 
@@ -76,6 +77,11 @@ class Ground(Protocol):
         Raises:
             DeviceError: the device has no kernel.
         """
+
+
+def is_large(ground: Ground) -> bool:
+    """Whether there is room to measure; a device that is played has little."""
+    return ground.device.memory().total_bytes >= LARGE_BYTES
 
 
 def ground_for(name: str) -> Ground:

@@ -16,7 +16,7 @@ import numpy as np
 from protocol.device.interface import Direction
 from tests.adapter.enginerig import launched
 from tests.gpu.bulk import BulkRig
-from tests.gpu.ground import Ground
+from tests.gpu.ground import Ground, is_large
 from tests.gpu.rig import PoolKind
 from tests.slow.figure import Figure
 
@@ -43,9 +43,9 @@ def queue_us(rig: BulkRig, rounds: int) -> float:
 
 def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     """Loads one prompt again and again."""
-    is_real = ground.name == "cuda"
-    page_bytes, blocks = (256 << 10, 1024) if is_real else (16 << 10, 128)
-    rounds = 5 if is_quick or not is_real else 25
+    has_room = is_large(ground)
+    page_bytes, blocks = (256 << 10, 1024) if has_room else (16 << 10, 128)
+    rounds = 5 if is_quick or not has_room else 25
     size = f"{max(2 * page_bytes * blocks, 64 << 20) >> 20}M"
     kind = PoolKind(page_bytes=page_bytes, block_tokens=BLOCK_TOKENS)
     with TemporaryDirectory(prefix="kvk-") as place, launched("--l1-size", size) as server:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.ground import Ground
+from tests.gpu.ground import Ground, is_large
 from tests.slow.figure import Figure
 from tests.wire.process import ROOT
 
@@ -88,13 +88,13 @@ def extents(num_bytes: int, count: int) -> Iterator[list[tuple[int, int]]]:
 
 def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     """Page-locks some extents while a neighbour launches kernels."""
-    is_real = ground.name == "cuda"
-    num_bytes = (1 << 30) if is_real else 8 << 20
-    count = 2 if is_quick or not is_real else 4
+    has_room = is_large(ground)
+    num_bytes = (1 << 30) if has_room else 8 << 20
+    count = 2 if is_quick or not has_room else 4
     took: list[float] = []
     with extents(num_bytes, count) as found, closing(Neighbour(ground)) as neighbour:
         neighbour.period()
-        time.sleep(QUIET_S if is_real else 0.1)  # the time that is measured
+        time.sleep(QUIET_S if has_room else 0.1)  # the time that is measured
         quiet = neighbour.period()
         pinned = []
         for address, length in found:

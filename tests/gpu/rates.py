@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from protocol.device.interface import Direction, batch_of
 from tests.adapter.enginerig import launched
 from tests.gpu.bulk import BulkRig
-from tests.gpu.ground import Ground, finish
+from tests.gpu.ground import Ground, finish, is_large
 from tests.gpu.product import Products
 from tests.gpu.rig import PoolKind
 from tests.slow.figure import Figure
@@ -159,9 +159,9 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     Raises:
         AssertionError: a byte was wrong.
     """
-    is_real = ground.name == "cuda"
-    num_bytes = (GIB if not is_quick else GIB // 4) if is_real else 16 << 20
-    rounds = 3 if is_real and not is_quick else 1
+    has_room = is_large(ground)
+    num_bytes = (GIB if not is_quick else GIB // 4) if has_room else 16 << 20
+    rounds = 3 if has_room and not is_quick else 1
     products = Products(ground)
     figures: dict[str, Figure] = {"bytes of each copy": Figure(num_bytes)}
     for name in PAGES:

@@ -40,7 +40,9 @@ def folder() -> Path:
     return home
 
 
-@pytest.mark.parametrize("name", ["roundtrip", "torture", "deaths", "sanitizer"])
+@pytest.mark.parametrize(
+    "name", ["roundtrip", "torture", "deaths", "rates", "hooks", "pinning", "sanitizer"]
+)
 def test_the_step_works_on_a_pretended_driver(
     name: str, shm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from contextlib import closing
 import numpy as np
 
 from protocol.device.interface import Batch, Direction
-from tests.gpu.ground import Ground, Way, finish
+from tests.gpu.ground import Ground, Way, finish, is_large
 from tests.slow.figure import Figure
 
 SIZES = (512, 2 << 10, 8 << 10, 32 << 10, 128 << 10)
@@ -52,8 +52,8 @@ def seconds(
 
 def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     """Both ways and both directions, for each size."""
-    is_real = ground.name == "cuda"
-    total_bytes, rounds = (TOTAL_BYTES, 3 if is_quick else 9) if is_real else (1 << 20, 1)
+    has_room = is_large(ground)
+    total_bytes, rounds = (TOTAL_BYTES, 3 if is_quick else 9) if has_room else (1 << 20, 1)
     figures: dict[str, Figure] = {}
     for direction in Direction:
         faster = 0
