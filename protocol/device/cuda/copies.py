@@ -159,7 +159,7 @@ class Copies:
         order: its streams and events.
         kernel: for small pieces.
         max_pitch: the device's.
-        thresholds: where one way becomes better than another.
+        thresholds: where one way becomes better than another; measurements set others.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Copies:
         self._order = order
         self._kernel = kernel
         self._max_pitch = max_pitch
-        self._thresholds = thresholds
+        self.thresholds = thresholds
         self._has_batches = True
         self._beside: dict[Direction, CudaStream] = {}
 
@@ -196,12 +196,12 @@ class Copies:
         batch = coalesce(batch)
         if not len(batch.sizes):
             return None
-        if len(batch.sizes) <= self._thresholds.few:
+        if len(batch.sizes) <= self.thresholds.few:
             return self._each(stream, batch)
         rows = rows_of(batch, self._max_pitch)
         if rows is not None:
             return self._rows(stream, rows)
-        if has_small_pieces(batch, self._thresholds) and self._kernel.is_ready():
+        if has_small_pieces(batch, self.thresholds) and self._kernel.is_ready():
             self._kernel.launch(batch, stream)
             return Way.KERNEL
         if self._has_batches:
