@@ -281,7 +281,13 @@ def register_body(process: Process, pool: bytes, shape: int) -> tuple[m.Register
         )
     if shape % 13 == 12:
         memory, pools = None, []
-    body = m.RegisterKvCache(namespace=space, rank=rank, memory=memory, pools=tuple(pools))
+    body = m.RegisterKvCache(
+        namespace=space,
+        rank=rank,
+        memory=memory,
+        pools=tuple(pools),
+        numa_node=(None, 0, 1023)[shape // 7 % 3],
+    )
     return body, length
 
 

@@ -21,7 +21,9 @@ from typing import cast
 import pytest
 
 from protocol.device.backends import device_by_uuid, device_of, visible_devices
+from protocol.device.cuda import backend
 from protocol.device.cuda.backend import CudaDevice
+from protocol.device.cuda.driver import load_driver
 from protocol.device.cuda.order import CudaStream
 from protocol.device.interface import (
     DeviceError,
@@ -43,6 +45,17 @@ def devices_are_found_by_memory_and_by_name() -> None:
     assert device_of("cuda", (1 << 40) + 5) is first
     assert device_of("cuda", 1 << 41) is None
     assert not any("Ctx" in line for line in log()), "finding a device makes no context"
+
+
+def the_node_it_is_near_to_is_found_by_its_place_on_the_bus() -> None:
+    driver = load_driver()
+    assert driver.pci_bus_id(driver.device(1)) == "FFFF:01:00.0"
+    assert [device.numa_node for device in visible_devices()] == [None, None]  # no such bus here
+    nodes = {"FFFF:00:00.0": 1, "FFFF:01:00.0": 0}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend, "node_of", nodes.get)
+        assert [CudaDevice(driver, ordinal).numa_node for ordinal in (0, 1)] == [1, 0]
+    assert not any("Ctx" in line for line in log()), "asked before there is a context"
 
 
 def a_thread_that_has_not_bound_is_refused() -> None:
