@@ -42,7 +42,8 @@ LOGGER: Final = logging.getLogger("kvkeep")
 _CLOSE_S: Final = 2.0
 
 _NOT_OPENED: Final = (ErrorCode.POOL_INVALID, ErrorCode.UNSUPPORTED)
-"""How a server refuses a handle that it cannot open, or knows nothing of handles."""
+"""How a server refuses a handle that it cannot open, or knows nothing of handles. One that serves
+as many devices as it may says that by another code, and names the device."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def _stage_instead(link: Link, prepared: Prepared, saver: Saver, error: KvkeepEr
     Returns:
         False when the refusal was about something else, or there is no ring to be had.
     """
-    if error.code not in _NOT_OPENED:
+    if error.code not in _NOT_OPENED and "device" not in error.detail:
         return False
     why = f"the server cannot read the pool itself: {error.message}"
     try:

@@ -76,13 +76,13 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [line.getMessage() for line in caplog.records if text in line.getMessage()]
 
 
-def no_handles(code: ErrorCode) -> Handler:
+def no_handles(code: ErrorCode, **detail: str) -> Handler:
     """What a server does that cannot open handles."""
 
     def answer(body: Request) -> Body | None:
         assert isinstance(body, RegisterKvCache)
         if isinstance(body.memory, CudaIpcMemory):
-            raise RequestError(code, "this copier sees no such device")
+            raise RequestError(code, "this copier sees no such device", **detail)
         return accept(body)
 
     return answer
@@ -109,16 +109,23 @@ def test_one_allocation_is_registered_by_its_handle(
     assert server.bodies(Op.UNREGISTER)
 
 
-@pytest.mark.parametrize("code", [ErrorCode.POOL_INVALID, ErrorCode.UNSUPPORTED])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        no_handles(ErrorCode.POOL_INVALID),
+        no_handles(ErrorCode.UNSUPPORTED),
+        no_handles(ErrorCode.LIMIT_EXCEEDED, device="00" * 16),  # of devices served at once
+    ],
+)
 def test_a_server_that_cannot_open_the_handle_gets_a_ring(
     engine: Engine,
     server: Responder,
     gpu: Gpu,
     caplog: pytest.LogCaptureFixture,
-    code: ErrorCode,
+    refusal: Handler,
 ) -> None:
     caplog.set_level(logging.INFO, "kvkeep")
-    server.handlers[Op.REGISTER_KV_CACHE] = no_handles(code)
+    server.handlers[Op.REGISTER_KV_CACHE] = refusal
     engine.register(*cache(gpu))
     running = engine.running
     assert running is not None
@@ -132,10 +139,11 @@ def test_a_server_that_cannot_open_the_handle_gets_a_ring(
     assert engine.close()
 
 
+@pytest.mark.parametrize("code", [ErrorCode.PAGE_SIZE_MISMATCH, ErrorCode.LIMIT_EXCEEDED])
 def test_other_refusals_of_a_handle_are_refusals(
-    engine: Engine, server: Responder, gpu: Gpu
+    engine: Engine, server: Responder, gpu: Gpu, code: ErrorCode
 ) -> None:
-    server.handlers[Op.REGISTER_KV_CACHE] = no_handles(ErrorCode.PAGE_SIZE_MISMATCH)
+    server.handlers[Op.REGISTER_KV_CACHE] = no_handles(code)
     engine.register(*cache(gpu))
     running = engine.running
     assert running is not None
