@@ -2,14 +2,15 @@
 
 Purpose: know which copier a pool belongs to, and each one's pieces; have a device's copier started
 with the first registration and ended a while after the last one, since its mere presence takes
-hundreds of MiB of the device's memory. Their number is bounded. Must not know: how a copier is
-started, what copies and sends, stores. Runs in: the loop thread.
+hundreds of MiB of the device's memory. Their number is bounded, and so is how often one process has
+some started. Must not know: how a copier is started, what copies and sends, stores. Runs in: the
+loop thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -20,9 +21,16 @@ from server.core.config import SECOND_NS, CoreConfig
 from server.core.copies import CopyWindow
 from server.core.effects import HOST_COPIER, CopierId, JobId, StartCopier, StopCopier
 from server.core.outbox import Outbox
+from server.core.peers import Process
 
 MAX_DEVICES = 16
 """Devices that are served at once; those whose copier is ending count."""
+
+STARTS_AT_ONCE = 4
+"""A start takes a core for a while, and one of the places. So one process may wait for so many
+copiers that do not run, and once more every START_NS; those that came to run are not counted."""
+
+START_NS = 10 * SECOND_NS
 
 IDLE_NS = 30 * SECOND_NS
 """How long a device's copier stays without a pool: as long as an engine takes to start again."""
@@ -37,12 +45,14 @@ class DeviceCopier:
         num_sessions: sessions whose pool is its.
         timer: when it ends for want of sessions, or 0.
         is_leaving: it was told to end; whoever comes meanwhile waits for the next one.
+        awaited_by: processes that came since it was last known whether it runs.
     """
 
     device_uuid: bytes
     num_sessions: int = 0
     timer: int = 0
     is_leaving: bool = False
+    awaited_by: list[Process] = field(default_factory=list)
 
 
 class Copiers:
@@ -73,15 +83,30 @@ class Copiers:
 
     # --- sessions -------------------------------------------------------------------------
 
-    def check_room(self, memory: Memory | None) -> None:
+    def check_room(self, process: Process, memory: Memory | None) -> None:
         """Checks that memory has a copier, or may get one.
+
+        Args:
+            process: whose it is.
+            memory: of a registration.
 
         Raises:
             RequestError: LIMIT_EXCEEDED.
         """
-        if not isinstance(memory, CudaIpcMemory) or memory.device_uuid in self._by_uuid:
+        if not isinstance(memory, CudaIpcMemory):
             return
-        if len(self.devices) >= MAX_DEVICES:
+        copier = self._by_uuid.get(memory.device_uuid)
+        if copier is not None and self.windows[copier].is_up:
+            return
+        wait_ns = process.copiers_due_ns - self._timers.clock.now_ns
+        if wait_ns > (STARTS_AT_ONCE - 1) * START_NS:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"one process may wait for {STARTS_AT_ONCE} copiers of devices that do not run, "
+                f"and for one more {START_NS // SECOND_NS} s later",
+                device=memory.device_uuid.hex(),
+            )
+        if copier is None and len(self.devices) >= MAX_DEVICES:
             raise RequestError(
                 ErrorCode.LIMIT_EXCEEDED,
                 f"at most {MAX_DEVICES} devices are served at once: end the engines of another, "
@@ -89,10 +114,11 @@ class Copiers:
                 device=memory.device_uuid.hex(),
             )
 
-    def join(self, memory: Memory | None) -> CopierId:
+    def join(self, process: Process, memory: Memory | None) -> CopierId:
         """The copier of a new session's memory, which is started if need be.
 
         Args:
+            process: whose it is.
             memory: ``check_room`` had nothing against it.
         """
         if not isinstance(memory, CudaIpcMemory):
@@ -106,6 +132,10 @@ class Copiers:
             self.windows[copier].is_up = False
             self._outbox.add(StartCopier(copier, memory.device_uuid))
         device = self.devices[copier]
+        if not self.windows[copier].is_up:
+            since_ns = max(process.copiers_due_ns, self._timers.clock.now_ns)
+            process.copiers_due_ns = since_ns + START_NS
+            device.awaited_by.append(process)
         self._timers.cancel(device.timer)
         device.timer = 0
         device.num_sessions += 1
@@ -138,7 +168,18 @@ class Copiers:
         if window is None or (device is not None and device.is_leaving):
             return False
         window.is_up = True
+        if device is not None:
+            for process in device.awaited_by:
+                process.copiers_due_ns -= START_NS
+            device.awaited_by.clear()
         return True
+
+    def refused(self, copier: CopierId) -> None:
+        """A device's copier could not be started; it is given up unless it has sessions."""
+        device = self.devices.get(copier)
+        if device is not None:
+            device.awaited_by.clear()
+            self.end_if_idle(copier)
 
     def end_if_idle(self, copier: CopierId) -> None:
         """Has a device's copier ended unless it has sessions; later if a stuck one still writes."""

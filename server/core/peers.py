@@ -32,6 +32,8 @@ class Process:
         pools: descriptors it passed and that no session uses yet, with their length in bytes.
         peers: its ZMQ connections, least recently used first.
         sessions: its registrations.
+        copiers_due_ns: when all copiers of devices that it had started are paid for by the time
+            that went by.
     """
 
     process: ProcessId
@@ -41,6 +43,7 @@ class Process:
     pools: dict[PoolId, int] = field(default_factory=dict)
     peers: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
     sessions: set[SessionId] = field(default_factory=set)
+    copiers_due_ns: int = 0
 
 
 @dataclass

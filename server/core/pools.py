@@ -18,6 +18,7 @@ from server.core.copiers import Copiers
 from server.core.effects import ClosePool, CopierId, OpenPool, PoolHandle
 from server.core.namespaces import PoolState, Session
 from server.core.outbox import Outbox
+from server.core.peers import Process
 from server.core.roster import Roster
 
 REOPEN_NS = 5 * SECOND_NS
@@ -49,21 +50,26 @@ class Pools:
         self.came: Callable[[Session, str | None], None] = lambda session, error: None
         self.went: Callable[[Session], None] = lambda session: None
 
-    def check_room(self, memory: Memory | None) -> None:
+    def check_room(self, process: Process, memory: Memory | None) -> None:
         """Checks that a copier of some memory is there or may be started.
+
+        Args:
+            process: whose it is.
+            memory: of a registration.
 
         Raises:
             RequestError: LIMIT_EXCEEDED.
         """
-        self._copiers.check_room(memory)
+        self._copiers.check_room(process, memory)
 
-    def join(self, session: Session) -> None:
+    def join(self, process: Process, session: Session) -> None:
         """Finds a new session's copier and has its pool opened.
 
         Args:
+            process: whose session.
             session: with memory for which ``check_room`` had room.
         """
-        session.copier = self._copiers.join(session.memory)
+        session.copier = self._copiers.join(process, session.memory)
         self._open(session)
 
     def _open(self, session: Session) -> None:
@@ -171,7 +177,7 @@ class Pools:
         for session in self._of(copier):
             if session.pool_state is PoolState.LOST and not session.is_ready:
                 self.came(session, reason)
-        self._copiers.end_if_idle(copier)
+        self._copiers.refused(copier)
 
     def copier_ended(self, copier: CopierId) -> None:
         """A device's copier is gone for good."""

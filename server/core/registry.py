@@ -129,7 +129,7 @@ class Registry:
         if isinstance(body.memory, FileMemory):
             process.pools.pop(PoolId(body.memory.pool))
         if body.memory is not None:
-            self._pools.join(session)
+            self._pools.join(process, session)
         self._want_extents(session, pending)
         self._advance_pending(session)
 
@@ -151,7 +151,7 @@ class Registry:
             )
         if memory is None:
             return {}
-        self._pools.check_room(memory)
+        self._pools.check_room(process, memory)
         if isinstance(memory, CudaIpcMemory):
             # What the handle really names, the copier checks before its first copy.
             return _check_pools(body, memory.size_bytes)

@@ -9,7 +9,7 @@ import pytest
 from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from server.core import effects as fx
-from server.core.copiers import IDLE_NS, MAX_DEVICES
+from server.core.copiers import IDLE_NS, MAX_DEVICES, START_NS, STARTS_AT_ONCE
 from tests.server.core.world import SECOND, Engine, World, chain, config, namespace
 
 T = TypeVar("T", bound=fx.Effect)
@@ -178,6 +178,51 @@ def test_only_so_many_devices_are_served_and_one_more_changes_nothing() -> None:
     another = on_device(world, "another", bytes(16))
     another.register(namespace())
     assert another.save(chain("x", 2)) == 2
+
+
+def test_a_process_that_names_one_false_device_after_the_other_takes_no_others_place() -> None:
+    world = World(config(), auto_copiers=False)
+    evil = on_device(world, "evil")
+    uuids = (number.to_bytes(16, "big") for number in range(10_000))
+
+    def name_one() -> bool:
+        """Whether a copier was started for it, which then could not be."""
+        evil.device = next(uuids)
+        known = len(effects(world, fx.StartCopier))
+        seq = evil.send(evil.register_body(namespace()))
+        world.pump()
+        for start in pending(world, fx.StartCopier):
+            world.pending.remove(start)
+            world.begin(start, "no such device")
+            world.pump()
+        for stop in pending(world, fx.StopCopier):
+            world.pending.remove(stop)
+            world.end(stop)
+        with pytest.raises(ReplyError) as caught:
+            evil.answer(seq)
+        assert caught.value.detail["device"] == evil.device.hex()
+        is_limit = caught.value.code is ErrorCode.LIMIT_EXCEEDED
+        assert is_limit == (len(effects(world, fx.StartCopier)) == known)
+        return not is_limit
+
+    assert [name_one() for _ in range(20)].count(True) == STARTS_AT_ONCE
+    world.step(START_NS)
+    assert [name_one() for _ in range(20)].count(True) == 1
+    assert world.core.stats()["device_copiers"] == 0
+    world.step(100 * START_NS)
+    assert [name_one() for _ in range(20)].count(True) == STARTS_AT_ONCE
+    world.auto_copiers = True
+    assert on_device(world, "honest").register(namespace())
+
+
+def test_copiers_that_came_to_run_are_not_held_against_who_had_them_started() -> None:
+    world = World(config(extents=MAX_DEVICES))
+    many = on_device(world, "many")
+    for number in range(2 * STARTS_AT_ONCE):
+        many.device = bytes([number]) * 16
+        many.register(namespace(f"m{number}", ranks=1))
+        assert many.ask(many.unregister_body()) == m.Done()
+    assert world.core.stats()["device_copiers"] == 2 * STARTS_AT_ONCE
 
 
 def test_one_copier_lost_with_copies_under_way_leaves_the_others_alone() -> None:
