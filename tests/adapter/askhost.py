@@ -27,6 +27,7 @@ from adapter.metadata import ConnectorMetadata
 from adapter.pagememory import PageMemory
 from adapter.saver import Saver
 from adapter.scheduler import KvkeepConnectorScheduler
+from adapter.sharing import Shared
 from protocol.layout import SLOT_DTYPE
 from protocol.messages import Body, LookupReply, Op, Released, RetrieveReply
 from protocol.namespace import LayerGroup, Namespace
@@ -368,7 +369,8 @@ def ask_host(
         engine: Any = scheduler._engine
         memory = PageMemory(groups=(), export=None)
         saver = Saver(link, geo, 50, Journal(LOGGER))
-        engine._prepared = Prepared(owner, geo, memory, mode, has_layout, lambda: None)
+        shared = Shared((), "")
+        engine._prepared = Prepared(owner, geo, memory, shared, mode, has_layout, lambda: None)
         engine._running = Running(link, geo, saver, memory, mode, lambda: None)
         try:
             yield AskHost(scheduler, counting, geo)
