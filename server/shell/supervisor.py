@@ -44,6 +44,8 @@ how long one that got SIGKILL may take to end before it counts as stuck."""
 MAX_STUCK = 2
 """Copiers that were killed and do not end, beside which another is started: each may keep the
 memory of what it had mapped."""
+STUCK_WORD_S = 5.0
+"""How often it is said that a device has no copier because those that were killed do not end."""
 _POLL_S = 0.2
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0  # until then no engine can save or register; a start costs about 0.2 s
@@ -161,6 +163,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._abandoning = threading.Event()
         self._refusal = ""
+        self._waits_since_ns = 0
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
         self._num_lives = 0
@@ -225,8 +228,9 @@ class Supervisor:
     def _run(self) -> None:
         try:
             self._keep_running()
+            self._waits_since_ns = clock.now_ns()
             while self._stuck and not self._abandoning.is_set():
-                self._watch(None)
+                self._outwait_stuck()
         finally:
             if not self._abandoning.is_set():
                 self._reporter.post(CopierEnded(self._copier))
@@ -246,14 +250,28 @@ class Supervisor:
             most_s = _MAX_REFUSED_BACKOFF_S if self._device_uuid else _MAX_BACKOFF_S
             backoff_s = _FIRST_BACKOFF_S if lived_long else min(2 * backoff_s, most_s)
             self._stopping.wait(backoff_s)
+            self._waits_since_ns = clock.now_ns()
             while len(self._stuck) >= MAX_STUCK and not self._stopping.is_set():
-                self._watch(None)
+                self._outwait_stuck()
+
+    def _outwait_stuck(self) -> None:
+        """Looks whether stuck copiers have ended; who wants to register hears why it cannot."""
+        self._watch(None)
+        now_ns = clock.now_ns()
+        is_due = now_ns - self._waits_since_ns > STUCK_WORD_S * clock.NS_PER_S
+        if is_due and self._stuck and self._device_uuid:
+            self._waits_since_ns = now_ns
+            pids = ", ".join(str(left.child.pid) for left in self._stuck)
+            self._post_refusal(f"no other is started while killed ones do not end (pid {pids})")
 
     def _tell_refusal(self) -> None:
         """Engines of a device without a copier are told; they can do without the device's pool."""
         if self._refusal and self._device_uuid and not self._stopping.is_set():
-            reason = f"{device_name(self._device_uuid)} has no copier: {self._refusal}"
-            self._reporter.post(CopierRefused(self._copier, reason))
+            self._post_refusal(self._refusal)
+
+    def _post_refusal(self, why: str) -> None:
+        reason = f"{device_name(self._device_uuid)} has no copier: {why}"
+        self._reporter.post(CopierRefused(self._copier, reason))
 
     def _one_life(self) -> None:
         ours, life = self._spawn()

@@ -106,6 +106,29 @@ def test_who_comes_while_a_copier_ends_gets_the_next_one() -> None:
     assert len(effects(world, fx.StartCopier)) == 2
 
 
+def test_who_comes_while_a_copier_cannot_end_is_told_and_may_come_another_way() -> None:
+    world = World(config())
+    a, b = on_device(world, "a"), on_device(world, "b")
+    a.register(namespace())
+    a.die()
+    world.auto_copiers = False
+    pass_idle_time(world)
+    (stop,) = pending(world, fx.StopCopier)
+    world.pending.clear()
+    seq = b.send(b.register_body(namespace()))
+    world.pump()
+    world.core.copier_refused(fx.CopierId(1), "it does not end", world.now_ns)
+    world.pump()
+    with pytest.raises(ReplyError, match="POOL_INVALID: it does not end") as caught:
+        b.answer(seq)
+    assert caught.value.detail["device"] == FIRST.hex()
+    world.core.check_integrity()
+    world.end(stop)
+    world.pump()
+    assert world.core.stats()["device_copiers"] == 0
+    assert len(effects(world, fx.StartCopier)) == 1
+
+
 def test_a_device_that_is_not_there_refuses_whoever_waits_and_is_not_kept() -> None:
     world = World(config(), auto_copiers=False)
     engines = [on_device(world, "a"), on_device(world, "b")]

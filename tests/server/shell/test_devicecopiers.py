@@ -14,7 +14,7 @@ import pytest
 from protocol.device.simulated import settings
 from protocol.ids import Epoch
 from server.core.effects import CopierId
-from server.shell import parties
+from server.shell import parties, supervisor
 from server.shell.copiers import CopierLink
 from server.shell.devicecopiers import DeviceCopiers
 from server.shell.parties import Parties, Party, Surroundings
@@ -152,7 +152,7 @@ def test_a_copier_that_cannot_even_begin_is_refused(reports: Reports) -> None:
 
 
 def test_one_that_is_retired_and_does_not_die_is_waited_for_by_its_own_thread(
-    reports: Reports, short_dir: Path
+    reports: Reports, short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (short_dir / parties.FOLDER).mkdir()
     kept = Parties(str(short_dir), Epoch(b"e" * 16), Surroundings.here())
@@ -164,12 +164,15 @@ def test_one_that_is_retired_and_does_not_die_is_waited_for_by_its_own_thread(
     setup = Setup(reports, kept)
     ready = setup.up(ONE)
     assert written() == [ready.pid]
+    monkeypatch.setattr(supervisor, "STUCK_WORD_S", 1.0)
     with Undying(ready.pid) as undying:
         assert setup.devices.retire(ONE)
         stuck = reports.wait_for(CopierStuck)
         assert stuck.pid == ready.pid
         assert written() == [ready.pid]  # the next server must know that it may still write
         assert not wait_until(lambda: len(reports.queue) > 0, 0.5)
+        # Whoever comes meanwhile would wait in vain for the next one.
+        assert f"do not end (pid {ready.pid})" in reports.wait_for(CopierRefused).reason
         undying.let_go()
         assert reports.wait_for(CopierGone).life == stuck.life
     setup.ended(ONE)
@@ -186,8 +189,7 @@ def test_the_end_of_the_server_does_not_wait_for_one_that_does_not_die(reports: 
         assert not setup.devices.close(10)  # something is left that may still touch memory
         undying.let_go()
         assert wait_until(lambda: not is_alive(ready.pid))
-    supervisor = setup.devices._devices[ONE].supervisor
-    for left in supervisor._stuck:
+    for left in setup.devices._devices[ONE].supervisor._stuck:
         left.child.wait(10)
         os.close(left.pidfd)
     setup.links[ONE].detach()
