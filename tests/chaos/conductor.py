@@ -273,6 +273,7 @@ class Conductor:
             },
             "hangs": len(hangs) + sums["server_hangs"] + sums["stuck_requests"],
             "hang_list": [f"{who}: {call}, {self._at(call)}" for who, call in hangs[:20]],
+            "hang_stacks": {who: self.tally.stacks(who) for who, _ in hangs[:20]},
             "hook_p99_9_ms_at_most": self.tally.hook_us(0.999) / 1000,
             "longest_hook_ms": round(max((c.own_ns for c in hooks), default=0) / 1e6, 1),
             "longest_calls": [

@@ -28,6 +28,7 @@ from adapter.conformance.host.requests import HostResult, RequestHandle
 from adapter.copy import LoadError
 from tests.chaos import sockets
 from tests.chaos.payload import ChaosPayload
+from tests.chaos.stacks import Stacks
 from tests.chaos.texts import Library
 from tests.chaos.watch import Watch, WatchedHooks, watched
 
@@ -91,6 +92,7 @@ class Rank:
         self.task = Task.of_environ()
         self.watch = Watch()
         self.hooks = WatchedHooks(self.watch)
+        self.stacks = Stacks(self.watch)
         self.payload: ChaosPayload | None = None
         self.labour: Labour | None = None
 
@@ -132,6 +134,7 @@ def begin(engine: HostEngine) -> None:
     """Watches the hooks; the leader begins to ask."""
     state = this_rank()
     engine.connector.recorder = state.hooks
+    state.stacks.start()
     if engine.connector.scheduler is not None:
         state.labour = Labour(engine, state.task)
         state.labour.start()
@@ -150,6 +153,7 @@ def report(engine: HostEngine) -> dict[str, Any]:
         "hooks": state.hooks.histogram(),
         "long": state.watch.long_ones(),
         "long_lost": state.watch.num_long_lost,
+        "stacks": list(state.stacks.notes),
         "calls": state.watch.num_calls,
         "counters": counters(),
         "died_of": "" if engine.error is None else repr(engine.error),

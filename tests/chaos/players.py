@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from adapter.conformance.host.errors import HostError
 from adapter.conformance.host.ranks.engines import TensorParallelEngine
+from adapter.conformance.host.ranks.injection import Trap
 from tests.chaos.cast import Part, Place, Role, draw_part, start
 from tests.chaos.processes import Grip, state_of
 from tests.chaos.stops import Stops
@@ -23,6 +24,7 @@ _REPORT_EVERY_S: Final = 0.5
 _ANSWER_S: Final = 25.0
 _STUCK_NS: Final = 20_000_000_000
 _DUMP_S: Final = 1.0
+_DISARM_TRIES: Final = 5
 _RETRY_S: Final = 1.0
 _LABOUR: Final = "tests.chaos.labour"
 
@@ -46,6 +48,7 @@ class Player(threading.Thread):
         self._lock = threading.Lock()
         self._engine: TensorParallelEngine | None = None
         self._grips: list[Grip] = []
+        self._is_stopping = False
         self._all_pids: list[Grip] = []
         self._is_doomed = False
         self._over = threading.Event()
@@ -92,6 +95,7 @@ class Player(threading.Thread):
         grips = [Grip(self._report(engine, rank)["pid"]) for rank in range(engine.size)]
         with self._lock:
             self._engine, self._grips, self._is_doomed = engine, grips, False
+            self._is_stopping = False
         self._tally.event("engine_starts")
         while not self._over.wait(_REPORT_EVERY_S):
             for rank in range(engine.size):
@@ -154,12 +158,15 @@ class Player(threading.Thread):
             if self._engine is None or self._is_doomed:
                 return None
             grip = self._grips[target % len(self._grips)]
+            if number == signal.SIGSTOP and self._is_stopping:
+                return None
             if number == signal.SIGKILL:
                 self._is_doomed = True
             elif number == signal.SIGSTOP:
                 self._stops.begin(grip.pid)
             if not grip.signal(number):
                 return None
+            self._is_stopping |= number == signal.SIGSTOP
             return grip
 
     def let_go_on(self, grip: Grip) -> None:
@@ -167,6 +174,7 @@ class Player(threading.Thread):
         with self._lock:
             if grip in self._grips:
                 grip.signal(signal.SIGCONT)
+                self._is_stopping = False
             self._stops.end(grip.pid)
 
     def kill_at(self, point: str) -> bool:
@@ -176,10 +184,15 @@ class Player(threading.Thread):
             if engine is None or self._is_doomed:
                 return False
             self._is_doomed = True
-        return self._arm(engine, point, "die")
+        # Not waited for, as in stop_at: it may be dead before it answers.
+        engine.job.ask(0, "arm", trap=Trap(point, "die"))
+        return True
 
     def stop_at(self, point: str, limit_s: float) -> Grip | None:
         """Has the leader stop itself at a point.
+
+        Only one stop of an engine at a time: another one's would be taken for this one, and the
+        engine would stop itself once more when that one is over, with nobody knowing.
 
         Args:
             point: of the host's iteration.
@@ -190,32 +203,30 @@ class Player(threading.Thread):
         """
         with self._lock:
             engine = self._engine
-            if engine is None or self._is_doomed:
+            if engine is None or self._is_doomed or self._is_stopping:
                 return None
-            grip = self._grips[0]
+            grip, self._is_stopping = self._grips[0], True
         begin_ns = time.monotonic_ns()
-        if not self._arm(engine, point, "stop"):
-            return None
+        # Its answer is not waited for: the engine may have stopped itself before it is sent.
+        engine.job.ask(0, "arm", trap=Trap(point, "stop"))
         while (time.monotonic_ns() - begin_ns) / 1e9 < limit_s and grip.is_alive:
             if state_of(grip.pid) == "T":
                 self._stops.begin(grip.pid, begin_ns)
                 return grip
             time.sleep(0.005)
         # It may have got there just now, or get there yet: nobody else would continue it.
-        try:
-            engine.job.ask(0, "disarm").result(1.0)
-        except (HostError, TimeoutError, FutureTimeoutError):
-            pass
         self._stops.begin(grip.pid, begin_ns)
+        self._disarm(engine, grip)
         self.let_go_on(grip)
         return None
 
-    def _arm(self, engine: TensorParallelEngine, point: str, deed: Any) -> bool:
-        try:
-            engine.arm(0, point, deed)
-        except (HostError, TimeoutError, FutureTimeoutError):
-            return False
-        return True
+    def _disarm(self, engine: TensorParallelEngine, grip: Grip) -> None:
+        for _ in range(_DISARM_TRIES):
+            try:
+                engine.job.ask(0, "disarm").result(1.0)
+                return
+            except (HostError, TimeoutError, FutureTimeoutError):
+                grip.signal(signal.SIGCONT)
 
     def ask(self, name: str, target: int) -> int:
         """Has one of its ranks do something to itself.

@@ -31,6 +31,7 @@ class Tally:
         self._hooks: Counter[int] = Counter()
         self._live_hooks: dict[tuple[str, int], list[int]] = {}
         self._long: dict[tuple[str, int, str], list[Call]] = {}
+        self._stacks: dict[tuple[str, int], list[str]] = {}
         self._troubles: list[str] = []
         self._seen: set[str] = set()
         self.num_troubles = 0
@@ -70,6 +71,7 @@ class Tally:
             self._live[who, rank] = counts
             self._live_hooks[who, rank] = found["hooks"]
             self._long[who, rank, "calls"] = calls
+            self._stacks[who, rank] = list(found.get("stacks", ()))
             for text in found["wrong"]:
                 self._trouble(f"wrong bytes: {who}, rank {rank}: {text}")
             for text in found.get("errors", ()):
@@ -110,6 +112,16 @@ class Tally:
         with self._lock:
             found = [(who, call) for (who, _, _), calls in self._long.items() for call in calls]
         return sorted(found, key=lambda one: -one[1].own_ns)
+
+    def stacks(self, who: str) -> list[str]:
+        """What was seen in an incarnation's ranks while one of their calls took long."""
+        with self._lock:
+            return [
+                f"rank {rank} {note}"
+                for (whose, rank), notes in sorted(self._stacks.items())
+                if whose == who
+                for note in notes
+            ]
 
     def hook_us(self, share: float) -> float:
         """What a share of all hooks without a load did not exceed, microseconds.

@@ -58,12 +58,15 @@ class Watch:
         now_ns = time.monotonic_ns()
         with self._lock:
             ended = list(self._long)
-        running = [one for stack in list(self._running.values()) for one in tuple(stack)]
         return ended + [
             (f"{name} (not ended)", begin_ns, now_ns)
-            for name, begin_ns in running
+            for name, begin_ns in self.running()
             if now_ns - begin_ns > LONG_NS
         ]
+
+    def running(self) -> list[tuple[str, int]]:
+        """Name and begin in nanoseconds of each call that is under way."""
+        return [one for stack in list(self._running.values()) for one in tuple(stack)]
 
 
 class WatchedHooks(HookRecorder):

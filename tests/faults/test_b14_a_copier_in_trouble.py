@@ -107,7 +107,18 @@ def is_clean(engine: Engine) -> bool:
 
 
 def provoke(server: ServerProcess, faults: CopierFaults, command: str, when: str) -> None:
-    """Has the copier meet every command; whatever the engine asked is answered."""
+    """Has the copier meet every command; whatever the engine asked is answered.
+
+    One that is never idle while it has an extent does not populate it: it is given more time.
+    """
+    for _ in range(5):
+        _pass_through(server)
+        if wait_until(lambda: not faults.is_armed(command, when), 4):
+            return
+    raise AssertionError((command, when))
+
+
+def _pass_through(server: ServerProcess) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     with engaged(server, make_namespace(model=f"b14/{seed}")) as engine:
         fill(engine, 3)
@@ -116,7 +127,6 @@ def provoke(server: ServerProcess, faults: CopierFaults, command: str, when: str
         assert np.array_equal(read_all(engine, keys), engine.pages[:32])
         engine.wire.call(Clear(fingerprint=fingerprint(engine.namespace)), ChunkCountReply)
     # The model's last engine left, so its empty extents are unmapped, too.
-    assert wait_until(lambda: not faults.is_armed(command, when)), (command, when)
 
 
 COMMANDS = ("map_pool", "map_extent", "populate_step", "copy", "unmap_pool", "unmap_extent")

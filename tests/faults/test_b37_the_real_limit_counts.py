@@ -19,6 +19,7 @@ import pytest
 
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Done, Ping
+from server.app import MIN_OPEN_FILES
 from tests.faults.bystander import Bystander, fill, stats
 from tests.faults.starting import launch, places, refused
 from tests.wire.asuser import needs_root
@@ -251,7 +252,7 @@ def test_too_few_open_files_are_one_line(short_dir: Path, shm_dir: Path) -> None
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "512" in err
-    assert "1024" in err
+    assert str(MIN_OPEN_FILES) in err
 
 
 def test_the_soft_limit_of_open_files_is_lifted(short_dir: Path, shm_dir: Path) -> None:

@@ -16,7 +16,6 @@ import zmq
 
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Done, Ping, Stats, StatsReply
-from server.app import MIN_OPEN_FILES
 from tests.wire.client import Engine, WireClient
 from tests.wire.process import (
     ROOT,
@@ -54,25 +53,6 @@ def test_one_line_says_where_it_is_and_what_it_has(server: ServerProcess) -> Non
     assert "tiers L1" in server.line
     assert f"pid {server.pid}" in server.line
     assert server.log() == ""
-
-
-def test_too_few_open_files_are_refused(short_dir: Path, shm_dir: Path) -> None:
-    """libzmq ends a process that has none left for a connection."""
-    few = MIN_OPEN_FILES - 1
-    done = subprocess.run(
-        [
-            *("prlimit", f"--nofile={few}:{few}", sys.executable, "-m", "server", "launch"),
-            *("--endpoint", f"ipc://{short_dir}/s", "--arena-dir", str(shm_dir)),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert f"the hard limit of {few} is too low, at least {MIN_OPEN_FILES}" in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_it_starts_quickly_idles_small_and_still(server: ServerProcess) -> None:

@@ -133,7 +133,8 @@ def test_strangers_are_thinned_out_and_the_known_are_not(
             stack.enter_context(rawzmtp.connect(f"ipc://{short_dir}/s"))
         endpoint = parse(f"ipc://{short_dir}/s")
         assert wait_until(lambda: "connections_bound" in watch._complaints.counts())
-        assert wait_until(lambda: len(connections.find(endpoint)) <= 16)
+        # Growth by a quarter of what strangers may have is the reason to look again.
+        assert wait_until(lambda: len(connections.find(endpoint)) <= 16 + 4)
     known[os.getpid()] = 1
     with guarding(short_dir, known) as watch, ExitStack() as stack:
         made = [stack.enter_context(rawzmtp.greeted(f"ipc://{short_dir}/s")) for _ in range(50)]
@@ -141,7 +142,8 @@ def test_strangers_are_thinned_out_and_the_known_are_not(
         assert watch._complaints.counts() == {}
         more = [stack.enter_context(rawzmtp.greeted(f"ipc://{short_dir}/s")) for _ in range(50)]
         assert wait_until(lambda: "connections_bound" in watch._complaints.counts())
-        assert wait_until(lambda: len(connections.find(endpoint)) <= guard.MAX_PER_PROCESS)
+        most = guard.MAX_PER_PROCESS + 4
+        assert wait_until(lambda: len(connections.find(endpoint)) <= most)
         assert made[0].recv(1) == b""  # the oldest go first
         more[-1].sendall(rawzmtp.frame(b"newest"))
         assert router.poll(10_000)
@@ -154,7 +156,7 @@ def test_all_connections_together_are_bounded(
     with guarding(short_dir, {os.getpid(): 1}) as watch, ExitStack() as stack:
         made = [stack.enter_context(rawzmtp.greeted(f"ipc://{short_dir}/s")) for _ in range(40)]
         endpoint = parse(f"ipc://{short_dir}/s")
-        assert wait_until(lambda: len(connections.find(endpoint)) <= 20)
+        assert wait_until(lambda: len(connections.find(endpoint)) <= 20 + 4)
         assert "connections_bound" in watch._complaints.counts()
         made[-1].sendall(rawzmtp.frame(b"newest"))
         assert router.poll(10_000)
