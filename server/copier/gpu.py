@@ -287,7 +287,11 @@ def main(arguments: list[str]) -> None:
     """
     fd, parent_pid, uuid = int(arguments[0]), int(arguments[1]), bytes.fromhex(arguments[2])
     begin(parent_pid)
-    with socket.socket(fileno=fd) as channel:
+    # The lowest number that is free: it came with the one of a server that may have thousands, and
+    # select(2) knows none above 1023. poll(2) would do, but waits for whole milliseconds only.
+    low = os.dup(fd)
+    os.close(fd)
+    with socket.socket(fileno=low) as channel:
         try:
             try:
                 device, bounce, *told = prepare(uuid, numa.nodes_of())

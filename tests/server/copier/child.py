@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import signal
 import socket
@@ -33,6 +34,7 @@ class Child:
         command: of Python: ``-m`` and a module, or ``-c`` and a script.
         arguments: behind the socket's number and the parent's process id.
         environ: more of its environment.
+        lowest: least number of the socket that it inherits.
 
     Attributes:
         ready: its first answer, whatever it says, without the device's bytes and the node.
@@ -45,18 +47,23 @@ class Child:
         command: Sequence[str],
         arguments: Sequence[str] = (),
         environ: dict[str, str] | None = None,
+        lowest: int = 0,
     ) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(15)
         with theirs:
+            number = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, lowest)
+        try:
             self.process = subprocess.Popen(
-                [sys.executable, *command, str(theirs.fileno()), str(os.getpid()), *arguments],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, *command, str(number), str(os.getpid()), *arguments],
+                pass_fds=(number,),
                 cwd=ROOT,
                 env={**os.environ, **(environ or {})},
                 stderr=subprocess.PIPE,
                 text=True,
             )
+        finally:
+            os.close(number)
         first = self.answer()
         self.device_bytes = first.device_bytes
         self.numa_node = first.numa_node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -54,6 +55,19 @@ def test_every_byte_arrives_and_answered_pages_may_be_overwritten(seed: int) -> 
             pool.refill(round_ + 50)
             assert answers == {(Kind.COPY, job): None for job in range(len(jobs))}
             assert np.array_equal(child.extent, whole)
+
+
+def test_it_works_however_many_descriptors_its_server_had() -> None:
+    """The socket comes with the number that it has there, and select(2) ends at 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = 3000
+    assert hard > lowest
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with Child(MODULE, [settings.uuid_of(0).hex()], lowest=lowest) as child:
+            assert child.call(Command(Kind.UNMAP_POOL, 5)) == Answer(Kind.UNMAP_POOL, 5, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_job_of_many_small_parts_goes_in_several_packets() -> None:
