@@ -72,7 +72,11 @@ class RingCopies:
             self._stream = self._device.create_stream()
             weakref.finalize(self, _close, self._stream).atexit = False
         batch = coalesce(batch_of_pages(group, cuts, self._ring.addresses(lot), pages))
-        self._device.copy(self._stream, batch, Direction.TO_HOST)
+        refusal: DeviceError | None = None
+        try:
+            self._device.copy(self._stream, batch, Direction.TO_HOST)
+        except DeviceError as error:
+            refusal = error  # some of it may be queued all the same
         try:
             self._wait(self._stream)
         except Exception as error:
@@ -82,6 +86,8 @@ class RingCopies:
             else:
                 self._failure = DeviceError(repr(error), "copies into the staging ring")
             raise self._failure from error
+        if refusal is not None:
+            raise refusal
 
     def _wait(self, stream: Stream) -> None:
         event = self._device.record(stream)

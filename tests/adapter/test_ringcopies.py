@@ -18,8 +18,9 @@ from adapter.geometry import Geometry, GroupGeometry
 from adapter.pagememory import GroupPages, PagePart
 from adapter.ring import StagingRing
 from adapter.ringcopies import RingCopies, batch_of_pages
-from protocol.device.interface import DeviceError
+from protocol.device.interface import Batch, DeviceError, Direction
 from protocol.device.simulated.faults import Fault
+from protocol.device.simulated.streams import SimulatedStream
 from protocol.ids import ShardIndex
 from tests.adapter.gpu import Gpu, simulated
 from tests.adapter.responder import until
@@ -111,6 +112,28 @@ def test_a_copy_that_was_not_queued_costs_itself_alone(gpu: Gpu) -> None:
     gpu.faulty(Fault("copy", "cudaErrorInvalidValue", times=1))
     with pytest.raises(DeviceError, match="cudaErrorInvalidValue"):
         rig.stage([1])
+    assert rig.stage([2]) == [rig.page(2)]
+    assert not ring_module._KEPT
+
+
+def test_of_a_copy_that_was_queued_in_part_nothing_comes_later(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(gpu)
+    copy = gpu.device.copy
+
+    def half(stream: SimulatedStream, batch: Batch, way: Direction) -> None:
+        stream.enqueue(lambda: time.sleep(0.05))
+        copy(stream, Batch(batch.targets[:1], batch.sources[:1], batch.sizes[:1]), way)
+        raise DeviceError("cudaErrorInvalidValue", "the other half")
+
+    lot = rig.ring.take(0, 1)
+    assert lot is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu.device, "copy", half)
+        with pytest.raises(DeviceError, match="the other half"):
+            rig.copies.run(rig.group, rig.group.whole, lot, np.array([1], dtype=np.int32))
+    assert rig.ring.page(0, int(lot.slots[0]))[: SIZES[0]].tobytes() == rig.page(1)[: SIZES[0]]
     assert rig.stage([2]) == [rig.page(2)]
     assert not ring_module._KEPT
 
