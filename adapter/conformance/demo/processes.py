@@ -29,6 +29,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _STOP_S: Final = 10.0
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _FOREIGN_SETTINGS: Final = ("KVKEEP_", "TRTLLM_KVKEEP_", "LMCACHE_")
+_OF_TESTS: Final = "KVKEEP_SIMULATED_CUDA"
 
 
 class DemoError(Exception):
@@ -230,7 +231,9 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
         What children get.
     """
     return {
-        name: value for name, value in environ.items() if not name.startswith(_FOREIGN_SETTINGS)
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_OF_TESTS) or not name.startswith(_FOREIGN_SETTINGS)
     }
 
 

@@ -109,7 +109,17 @@ def play_again(ask: Ask, subject: Subject, expected: Callable[[Ask], Answer], ta
             raise PlayError(f"{loaded} tokens of {ask.cache_salt!r} loaded, which has stored none")
         if loaded:
             return
-    raise PlayError(f"asked {_AGAIN} times, nothing was ever loaded: {ask}")
+    raise PlayError(f"asked {_AGAIN} times, nothing was ever loaded: {ask}; {_seen(subject)}")
+
+
+def _seen(subject: Subject) -> str:
+    """What ranks and server count, as far as it is not 0; for who looks into a failure."""
+    looks = subject.look()
+    told = [
+        f"rank {rank}: { {n: v for n, v in one.adapter.items() if v} }"
+        for rank, one in enumerate(looks)
+    ]
+    return "; ".join([*told, f"server: { {n: v for n, v in looks[0].server.items() if v} }"])
 
 
 def _play_wave(

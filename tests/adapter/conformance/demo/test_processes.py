@@ -112,6 +112,9 @@ def test_children_end_with_a_demo_that_was_killed() -> None:
 def test_settings_of_the_user_do_not_reach_children(on: Stage) -> None:
     given = {"KVKEEP_L1_SIZE": "1T", "LMCACHE_SERVER_URL": "", "TRTLLM_KVKEEP_X": "1", "HOME": "/h"}
     assert own_environment(given) == {"HOME": "/h"}
+    # The devices that a whole test runs on are its children's as well.
+    shared = {"KVKEEP_SIMULATED_CUDA": "/d", "KVKEEP_SIMULATED_CUDA_SEED": "1"}
+    assert own_environment(given | shared) == {"HOME": "/h", **shared}
     code = "import os; print(sorted(n for n in os.environ if 'KVKEEP' in n))"
     child = Child(on, "env", ["-c", code], {"KVKEEP_LOG_LEVEL": "INFO"})
     assert child.read_line(10) == "['KVKEEP_LOG_LEVEL']"
