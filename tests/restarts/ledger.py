@@ -13,6 +13,9 @@ import numpy as np
 
 from tests.restarts.content import CHAIN_CHUNKS, LOG_DTYPE, as_bytes, keys_of
 
+FRESH_ANSWERS = 8
+"""Newest answers to COMMIT, whose chunks must be there after a kill whatever the records say."""
+
 
 @dataclass
 class Ledger:
@@ -30,7 +33,7 @@ class Ledger:
     last: list[tuple[int, int, int]] = field(default_factory=list)
     _read_bytes: int = 0
 
-    def catch_up(self, keep: int = 8) -> None:
+    def catch_up(self, keep: int = FRESH_ANSWERS) -> None:
         """Reads what was answered since; only rows of this time become ``last``."""
         with open(self.path, "rb") as file:
             file.seek(self._read_bytes)

@@ -24,8 +24,8 @@ import numpy as np
 import zmq
 
 from protocol import side
-from protocol.errors import ReplyError
-from protocol.layout import pack_pages
+from protocol.errors import ErrorCode, ReplyError
+from protocol.layout import Memory, pack_pages
 from protocol.messages import Commit, CommitReply, Store, StoreReply
 from tests.restarts.content import (
     CHAIN_CHUNKS,
@@ -106,15 +106,22 @@ class Writer:
         for epoch, token in self._former[-2:]:
             if epoch != engine.hello.epoch:
                 engine.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
+        memory: Memory | None = None
+        was_refused = False
         while True:
             try:
-                engine.register()
+                memory = memory or engine.share()
+                engine.register(memory)
             except TimeoutError:
                 self.counts["late"] += 1
                 return False
             except ReplyError as error:
-                if not error.retryable:
+                # A server keeps the pool of a registration that it refused, and lets it be named
+                # again once its copier has let go of it.
+                is_let_go = was_refused and error.code == ErrorCode.POOL_INVALID
+                if not (error.retryable or is_let_go):
                     raise
+                was_refused = True
                 self.counts["refused"] += 1
                 time.sleep(0.05)
             else:

@@ -263,9 +263,14 @@ class Engine:
         assert isinstance(answer, side.PoolAccepted), answer
         return (RingMemory if self.ring else MemfdMemory)(pool=pool, size_bytes=size_bytes)
 
-    def register(self) -> RegisterKvCacheReply:
-        """Passes the pool, registers it, and maps what the server gives."""
-        memory = self.share()
+    def register(self, memory: Memory | None = None) -> RegisterKvCacheReply:
+        """Registers the pool and maps what the server gives.
+
+        Args:
+            memory: what ``share`` said; passed now without it. A server holds 16 at most, so
+                whoever tries again names the one that it has.
+        """
+        memory = memory or self.share()
         region = Region(offset_bytes=0, size_bytes=self.page_bytes, stride_bytes=self.page_bytes)
         reply = self.wire.call(
             RegisterKvCache(
