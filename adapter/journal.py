@@ -1,5 +1,6 @@
 """Counts what goes wrong, and says each kind at most once a minute.
 
+Whether there is a server is said more often: the log's last word about it has to be true.
 Threads of the adapter never raise out of their loops: what they swallow is counted here, so that
 a quiet engine can still be asked what it lost.
 
@@ -14,12 +15,14 @@ import time
 from typing import Final
 
 LOG_EVERY_S: Final = 60.0
+NEWS_EVERY_S: Final = 5.0
+"""For lines of which the last has to be true: whether this engine has a server."""
 MAX_KINDS: Final = 256
 """Kinds are names written in the source; the bound holds even if one were ever computed."""
 
 
 class Journal:
-    """Counters by kind, with a log line per kind and minute."""
+    """Counters by kind, with a bounded number of log lines per kind."""
 
     def __init__(self, logger: logging.Logger) -> None:
         """Starts with no counts.
@@ -43,22 +46,49 @@ class Journal:
             if kind in self._counts or len(self._counts) < MAX_KINDS:
                 self._counts[kind] = self._counts.get(kind, 0) + amount
 
-    def report(self, kind: str, message: str, level: int = logging.WARNING) -> None:
-        """Counts, and logs unless this kind was logged within the last minute.
+    def report(
+        self,
+        kind: str,
+        message: str,
+        level: int = logging.WARNING,
+        every_s: float = LOG_EVERY_S,
+        after: str = "",
+    ) -> bool:
+        """Counts, and logs unless this kind was logged a short while ago.
 
         Args:
             kind: name of the counter.
             message: one line for a person.
             level: of the log line.
+            every_s: shortest time between two lines of this kind, seconds.
+            after: kind to which this one is the answer: however short the while, it is said where
+                that one was said since.
+
+        Returns:
+            Whether it was logged.
         """
         self.count(kind)
+        return self.say(kind, message, level, every_s, after)
+
+    def say(
+        self,
+        kind: str,
+        message: str,
+        level: int = logging.WARNING,
+        every_s: float = LOG_EVERY_S,
+        after: str = "",
+    ) -> bool:
+        """Does as ``report``, and counts nothing: for a line about what was counted before."""
         now_s = time.monotonic()
         with self._lock:
-            if now_s - self._said_at_s.get(kind, -LOG_EVERY_S) < LOG_EVERY_S:
-                return
-            if kind in self._said_at_s or len(self._said_at_s) < MAX_KINDS:
+            said_s = self._said_at_s.get(kind)
+            is_answer = said_s is not None and self._said_at_s.get(after, said_s) > said_s
+            if said_s is not None and now_s - said_s < every_s and not is_answer:
+                return False
+            if said_s is not None or len(self._said_at_s) < MAX_KINDS:
                 self._said_at_s[kind] = now_s
         self._logger.log(level, "%s", message)
+        return True
 
     def counters(self) -> dict[str, int]:
         """A copy of all counters, name to value."""

@@ -21,6 +21,7 @@ import zmq
 from adapter.discovery import Discovery
 from adapter.enrolment import Registration
 from adapter.household import Former, Household, LiveRequests
+from adapter.journal import NEWS_EVERY_S
 from adapter.visit import Visit
 from adapter.wake import Wake
 from protocol.endpoint import Endpoint
@@ -112,6 +113,7 @@ class Keeper:
         self._retry_at_ns = 0
         self._pause_ns = PAUSE_FIRST_NS
         self._joined_at_ns: int | None = None
+        self._unsaid_loss = ""
         self._path = ""
         self._read_by: Epoch | None = None
         self._gone_since_ns: int | None = None
@@ -203,6 +205,7 @@ class Keeper:
         visit.turn(now_ns, wanted, self._orders.live_requests)
         if visit.duties is not None and self._joined_at_ns is None:
             self._joined_at_ns = now_ns
+            self._unsaid_loss = ""
         if visit.epoch is not None:
             self._former = visit.former
             if visit.epoch != self._read_by or visit.has_ended_former:
@@ -219,9 +222,16 @@ class Keeper:
                 house.journal.report("connections_refused", f"no connection to kvkeep: {error}")
             house.membership.refuse(error)
         elif self._joined_at_ns is not None:
-            house.journal.report("stays_ended", f"the kvkeep server is lost: {error}")
+            text = f"the kvkeep server is lost: {error}"
+            is_said = house.journal.report("stays_ended", text, every_s=NEWS_EVERY_S)
+            self._unsaid_loss = "" if is_said else text
         else:
             house.journal.count("approaches_failed")
+            # While it stays away, the log's last word must not be that it is there.
+            if self._unsaid_loss and house.journal.say(
+                "stays_ended", self._unsaid_loss, every_s=NEWS_EVERY_S
+            ):
+                self._unsaid_loss = ""
         self._end_stay(error.message, now_ns)
         if error.code == ErrorCode.UNKNOWN_SESSION:
             # With the session its leases are gone: nothing to wait for.

@@ -20,6 +20,7 @@ from adapter.calls import Calls
 from adapter.duties import FAREWELL_S, Duties
 from adapter.enrolment import Enrolment, Registration, Stage
 from adapter.household import Former, Household, LiveRequests, VisitEndedError
+from adapter.journal import NEWS_EVERY_S
 from adapter.mapper import MapReport, Origin
 from adapter.membership import Access, Joined
 from adapter.side import SideConnection
@@ -372,6 +373,8 @@ class Visit:
             f"kvkeep: registered at {url}: {num_pages} pages of {page_bytes} bytes, "
             f"namespace {joined.fingerprint.hex()}",
             logging.INFO,
+            NEWS_EVERY_S,
+            after="stays_ended",
         )
 
     def _refused(self, error: KvkeepError) -> None:

@@ -37,6 +37,28 @@ def test_says_it_again_after_a_minute(
     assert [record.getMessage() for record in caplog.records] == ["one", "three"]
 
 
+def test_good_news_follows_the_bad_it_answers_however_soon(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("adapter.journal.time.monotonic", lambda: now_s)
+    journal = Journal(logging.getLogger("kvkeep.test"))
+    with caplog.at_level(logging.DEBUG, "kvkeep.test"):
+        for _ in range(3):
+            assert journal.report("back", "back", logging.INFO, after="lost")
+            assert not journal.report("back", "back", logging.INFO, after="lost")
+            now_s += 1
+            assert journal.report("lost", "lost", every_s=2.0)
+            now_s += 1
+        now_s -= 0.5
+        assert not journal.report("lost", "lost", every_s=2.0)  # so the last word is still true
+        assert journal.say("back", "back", after="lost")
+        assert not journal.say("back", "back", after="lost")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["back", "lost"] * 3 + ["back"]
+    assert journal.counters() == {"back": 6, "lost": 4}
+
+
 def test_percent_signs_are_no_format(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "kvkeep.test"):
         Journal(logging.getLogger("kvkeep.test")).report("lost", "100 %s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -178,6 +179,37 @@ def test_a_pool_is_held_until_a_silent_server_acknowledges(
         server.mute = set()
         assert bench.keeper.join(5)
         assert bench.keeper.outcome.is_acknowledged
+
+
+def test_the_log_s_last_word_is_whether_there_is_a_server(
+    house: Household,
+    short_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper_module, "NEWS_EVERY_S", 1.5)
+    monkeypatch.setattr(keeper_module, "GONE_NS", 0)
+    caplog.set_level(logging.INFO)
+
+    def said() -> list[str]:
+        words = [record.getMessage() for record in caplog.records]
+        return [
+            name for word in words for name in ("registered at", "server is lost") if name in word
+        ]
+
+    with Responder(short_dir) as server:
+        bench = Bench(house, server.url)
+        bench.keeper.start()
+        bench.register()
+        until(lambda: len(said()) == 1)
+    until(lambda: len(said()) == 2)
+    with Responder(short_dir):
+        until(lambda: len(said()) == 3)  # however soon after the first registration
+    until(lambda: house.journal.counters().get("stays_ended") == 2)
+    until(lambda: len(said()) == 4)  # too soon after the first loss to be said at once
+    assert said() == ["registered at", "server is lost"] * 2
+    assert house.journal.counters()["stays_ended"] == 2
+    bench.close(0.1)
 
 
 def test_a_pool_is_held_over_a_lost_connection_and_its_session_ended(
