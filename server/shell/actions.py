@@ -58,6 +58,8 @@ class Actions:
         self._complaints = complaints
         self._extents = ExtentTable(allocator, copiers)
         self._pools: dict[tuple[fx.ProcessId, PoolId], Descriptor] = {}
+        #: Pools that devices' copiers were asked to open and have not.
+        self._opening: dict[fx.PoolHandle, fx.OpenPool] = {}
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             fx.DropProcess: self._drop_process,
             fx.ForgetProcess: lambda effect: self._sides.tell(Forget(effect.process)),
@@ -196,7 +198,7 @@ class Actions:
         now_ns, memory = clock.now_ns(), effect.memory
         link = self._copiers[effect.copier]
         if isinstance(memory, CudaIpcMemory):
-            self._extents.serve(effect.copier, effect.handle, effect.fingerprint, now_ns)
+            self._opening[effect.handle] = effect
             link.open_handle(effect.handle, memory, now_ns)
             return
         descriptor = self._pools.get((effect.process, PoolId(memory.pool)))
@@ -255,7 +257,7 @@ class Actions:
             text = f"copier {report.copier} ended; another is started"
             self._complaints.note("copier_lost", text)
         self._copiers[report.copier].detach()
-        self._extents.copier_lost(report.copier, now_ns)
+        self._forget_mappings(report.copier, now_ns)
         self._core.copier_lost(report.copier, now_ns)
 
     def _copier_stuck(self, report: reports.CopierStuck, now_ns: int) -> None:
@@ -264,7 +266,7 @@ class Actions:
         self._copiers[report.copier].detach()
         # Memory of an extent that goes now is free only at its end; making others wait for that
         # would be worse.
-        self._extents.copier_lost(report.copier, now_ns)
+        self._forget_mappings(report.copier, now_ns)
         self._core.copier_stuck(report.copier, report.life, now_ns)
 
     def _copier_refused(self, report: reports.CopierRefused, now_ns: int) -> None:
@@ -272,9 +274,14 @@ class Actions:
         self._core.copier_refused(report.copier, report.reason, now_ns)
 
     def _copier_ended(self, report: reports.CopierEnded, now_ns: int) -> None:
-        self._extents.copier_lost(report.copier, now_ns)
+        self._forget_mappings(report.copier, now_ns)
         self._devices.ended(report.copier)
         self._core.copier_ended(report.copier, now_ns)
+
+    def _forget_mappings(self, copier: fx.CopierId, now_ns: int) -> None:
+        for handle in [one for one, asked in self._opening.items() if asked.copier == copier]:
+            del self._opening[handle]
+        self._extents.copier_lost(copier, now_ns)
 
     def _copier_answered(self, report: reports.CopierAnswered, now_ns: int) -> None:
         answer = report.answer
@@ -284,9 +291,12 @@ class Actions:
         if answer.kind == Kind.COPY:
             self._core.copy_done(fx.JobId(answer.number), answer.error, now_ns)
         elif answer.kind in (Kind.MAP_POOL, Kind.OPEN_POOL):
-            if answer.error is not None:
-                self._extents.leave(report.copier, fx.PoolHandle(answer.number), now_ns)
-            self._core.pool_opened(fx.PoolHandle(answer.number), answer.error, now_ns)
+            handle = fx.PoolHandle(answer.number)
+            asked = self._opening.pop(handle, None)
+            if asked is not None and answer.error is None:
+                # Only now: an arena has many extents, none of which a false handle needs.
+                self._extents.serve(asked.copier, handle, asked.fingerprint, now_ns)
+            self._core.pool_opened(handle, answer.error, now_ns)
         elif answer.kind == Kind.UNMAP_POOL:
             self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)
         elif answer.kind == Kind.UNMAP_EXTENT:

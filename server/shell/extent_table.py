@@ -119,7 +119,7 @@ class ExtentTable:
     def serve(
         self, copier: CopierId, handle: PoolHandle, fingerprint: Fingerprint, now_ns: int
     ) -> None:
-        """A device's copier is about to have a pool: passes it the extents of its namespace.
+        """A device's copier has opened a pool: passes it the extents of its namespace.
 
         Args:
             copier: which.

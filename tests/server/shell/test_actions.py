@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from protocol import side
-from protocol.device.simulated import settings
+from protocol.device.simulated import driver, settings
 from protocol.errors import ErrorCode
 from protocol.extents import RECORD_DTYPE
 from protocol.ids import ArenaId, Epoch, ExtentId, PoolId, SessionId
-from protocol.layout import MemfdMemory
+from protocol.layout import CudaIpcMemory, MemfdMemory
 from server.core import effects as fx
 from server.core.dispatch import Core
 from server.core.effects import HOST_COPIER, JobId, PoolHandle, ProcessId
@@ -61,6 +61,7 @@ class Shell:
     arena_dir: Path
     complaints: Complaints
     devices: DeviceCopiers
+    links: dict[fx.CopierId, CopierLink]
 
     def pump(self) -> None:
         while self.reports.queue:
@@ -98,7 +99,7 @@ def shell(short_dir: Path, shm_dir: Path) -> Iterator[Shell]:
         links = {HOST_COPIER: link}
         devices = DeviceCopiers(links, reports.one_more, None)
         actions = Actions(cast(Core, core), allocator, sides, links, devices, complaints)
-        yield Shell(reports, actions, core, link, path, shm_dir, complaints, devices)
+        yield Shell(reports, actions, core, link, path, shm_dir, complaints, devices, links)
         assert supervisor.stop(10)
         assert sides.stop(5)
         assert allocator.stop(5)
@@ -235,6 +236,43 @@ def test_a_devices_copier_that_was_told_to_end_is_no_complaint(
         shell.told("copier_lost", copier)
         shell.told("copier_ended", copier)
         assert shell.complaints.counts() == ({"copier_lost": 1} if is_killed else {})
+
+
+def test_a_devices_copier_is_passed_extents_with_the_first_pool_that_it_can_open(
+    shell: Shell, shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of extents for each false handle would keep the loop busy."""
+    monkeypatch.setenv(settings.FOLDER, str(shm_dir / "devices"))
+    copier, uuid = fx.CopierId(1), settings.uuid_of(0)
+    create_extent(shell)
+    with driver.ending(shm_dir / "devices"):
+        here = driver.current()
+        assert here is not None
+        here.device(0).bind()
+        exported = here.device(0).export(here.device(0).malloc(PAGE * PAGES))
+        shell.actions.perform(fx.StartCopier(copier, uuid))
+        shell.told("copier_ready", copier)
+        link = shell.links[copier]
+
+        def opening(number: int, handle: bytes) -> fx.OpenPool:
+            memory = CudaIpcMemory(
+                handle=handle, device_uuid=uuid, base_offset_bytes=0, size_bytes=PAGE * PAGES
+            )
+            name = make_geometry().fingerprint
+            return fx.OpenPool(copier, PoolHandle(number), ProcessId(1), None, memory, name)
+
+        shell.actions.perform(opening(1, bytes(64)))
+        assert link.num_outstanding == 1
+        assert shell.told("pool_opened", 1)[2] is not None
+        assert not link.has_extent(ExtentId(1))
+        shell.actions.perform(opening(2, exported.handle))
+        assert shell.told("pool_opened", 2)[2] is None
+        assert link.has_extent(ExtentId(1))
+        shell.actions.perform(fx.ClosePool(copier, PoolHandle(2)))
+        shell.told("pool_closed", 2)
+        assert not link.has_extent(ExtentId(1))
+        shell.actions.perform(fx.StopCopier(copier))
+        shell.told("copier_ended", copier)
 
 
 def test_a_wedged_copier_is_killed_after_its_limit(shell: Shell) -> None:
