@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import math
 import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    for name in ("minutes", "rate"):
+        if not 0 < getattr(options, name) < math.inf:
+            parser.error(f"--{name} must be above 0, not {getattr(options, name):g}")
     launcher = ("tests.chaos.broken", options.broken) if options.broken else ("server", "launch")
     script = SCRIPTS[options.script]
     settings = Settings(
@@ -80,13 +87,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long processes are hit")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="how long processes are hit (default %(default)g)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(1 << 31),
+        help="repeats a run's choices; else one is drawn and printed",
+    )
     parser.add_argument("--json", default="", help="where the figures go")
     parser.add_argument(
-        "--rate", type=float, default=60.0, help="requests per second and engine at most"
+        "--rate",
+        type=float,
+        default=60.0,
+        help="requests per second and engine at most (default %(default)g)",
     )
-    parser.add_argument("--script", choices=SCRIPTS, default="everything", help="what is done")
+    parser.add_argument(
+        "--script", choices=SCRIPTS, default="everything", help="what is done (default %(default)s)"
+    )
     parser.add_argument("--plant", choices=("", "flip"), default="", help="a fault to be found")
     parser.add_argument(
         "--broken", choices=("", *BREAKS), default="", help="a broken server to be found out"
@@ -109,8 +131,27 @@ def _show(document: dict[str, Any]) -> None:
         print(f"INVALID: {reason}")
     for reason in document["wrong"]:
         print(f"WRONG: {reason}")
-    print(f"held: {document['held']}", flush=True)
+    print(conclusion(document["invalid"], document["wrong"]), flush=True)
+
+
+def conclusion(invalid: Sequence[str], wrong: Sequence[str]) -> str:
+    """The last line: a run that did too little is told apart from one that found something.
+
+    Args:
+        invalid: why it does not count.
+        wrong: what did not hold.
+    """
+    if wrong:
+        return f"held: no ({len(wrong)} wrong)"
+    return "invalid: does not count (nothing was found wrong)" if invalid else "held: yes"
+
+
+def _end(number: int, _: object) -> None:
+    """Ends a run early, through whatever cleans up; a second signal does not cut that short."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     raise SystemExit(main())
