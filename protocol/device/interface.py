@@ -163,7 +163,11 @@ class Opened(Protocol):
         """Its bytes as an array that speaks DLPack, uint8[num_bytes]."""
 
     def close(self) -> None:
-        """Gives it back. Idempotent. May wait for the device: never on a thread with duties."""
+        """Gives it back. Idempotent. May wait for the device: never on a thread with duties.
+
+        Raises:
+            DeviceError: it may still be open; only the end of this process closes it for sure.
+        """
 
 
 class Pinned(Protocol):

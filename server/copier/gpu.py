@@ -120,7 +120,9 @@ class Copier:
         for job in pipeline.step(now_s):
             self._end(job)
         for answer in self._pools.collect():
-            send(self._channel, answer)
+            # A pool that could not be closed is open until this process has ended, which says so.
+            if answer.kind != Kind.UNMAP_POOL or answer.error is None:
+                send(self._channel, answer)
         if self._pools.failure is not None:
             raise self._pools.failure
         self._check(now_s)

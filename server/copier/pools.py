@@ -130,7 +130,9 @@ class Pools:
                 else:
                     self._close(command.number)
             except DeviceError as caught:
-                error, failure = str(caught), caught if caught.is_sticky else None
+                # What could not be closed is closed by this process's end alone.
+                is_over = caught.is_sticky or command.kind == Kind.UNMAP_POOL
+                error, failure = str(caught), caught if is_over else None
             except ValueError as caught:
                 error = str(caught)
             except Exception as caught:  # noqa: BLE001 - a thread that ended would answer nobody

@@ -1,7 +1,9 @@
 """Memory as CUDA hands it out: opened, page-locked and own, each to be given back once.
 
-Giving back never raises: it happens on the way out, where a driver that failed has been noticed
-already, and a process that ends gives everything back anyway. It is logged.
+Giving back what is our own never raises: it happens on the way out, where a driver that failed has
+been noticed already, and a process that ends gives everything back anyway. It is logged. Another
+process's memory that cannot be given back does raise: whoever was told that it is closed may free
+it, and the next allocation with that handle must not meet the old mapping.
 
 Must not know: pages, streams. Any thread that has bound the device.
 """
@@ -53,7 +55,10 @@ class _Held:
             with self._within():
                 give_back()
         except DeviceError as error:
-            _log.warning("%s was not given back: %s", self._what, error)
+            self._failed(error)
+
+    def _failed(self, error: DeviceError) -> None:
+        _log.warning("%s was not given back: %s", self._what, error)
 
 
 class CudaPinned(_Held):
@@ -169,6 +174,9 @@ class CudaOpened(_Held):
         self.base = opening.base
         self.num_bytes = opening.num_bytes
         self._ordinal = ordinal
+
+    def _failed(self, error: DeviceError) -> None:
+        raise error
 
     def as_array(self) -> Any:
         """Its bytes as an array of cupy's, uint8[num_bytes]; it keeps this object, not the hold.

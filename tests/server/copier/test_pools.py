@@ -115,6 +115,19 @@ def test_only_a_sticky_error_is_the_devices_end(
         assert (pools.failure is not None) == is_sticky
 
 
+def test_what_cannot_be_closed_ends_the_copier(
+    pools: Pools, handle: bytes, gpu_folder: Path
+) -> None:
+    """Its engine would free memory that is still open here, once told that it is closed."""
+    pools.open(opening(1, handle), 0.0)
+    assert collect(pools, 1) == [Answer(Kind.OPEN_POOL, 1, None)]
+    faults.plant(gpu_folder, Fault("close", "cudaErrorUnknown", times=1))
+    pools.close(Command(Kind.UNMAP_POOL, 1), 0.0)
+    [answer] = collect(pools, 1)
+    assert answer.error is not None
+    assert pools.failure is not None
+
+
 def test_a_driver_that_takes_its_time_holds_up_nobody_else(
     pools: Pools, handle: bytes, gpu_folder: Path
 ) -> None:

@@ -131,6 +131,16 @@ def test_giving_back_raises_nothing_and_happens_once(caplog: pytest.LogCaptureFi
     assert "8192 bytes was not given back" in caplog.text
 
 
+def test_other_processes_memory_that_stays_open_is_told() -> None:
+    recorder = Recorder()
+    opened = Openings(recorder.as_driver(), recorder.within, 0).open(HANDLES[0])
+    recorder.failures["close"] = DeviceError("cudaErrorUnknown", "close")
+    with pytest.raises(DeviceError, match="cudaErrorUnknown"):
+        opened.close()
+    opened.close()
+    assert recorder.names()[-3:] == ["enter", "close", "leave"]
+
+
 def test_an_array_of_opened_memory_lies_where_it_is() -> None:
     pytest.importorskip("cupy")
     opened = opened_once()
