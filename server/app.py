@@ -34,6 +34,7 @@ from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extents import Allocator
+from server.shell.folders import why_not_made
 from server.shell.guard import Guard
 from server.shell.heap import Heap, use_small_pages
 from server.shell.journal import STDOUT, Journal
@@ -89,7 +90,9 @@ class Server:
             self._parties = parties.Parties(
                 self._arena.directory, self._epoch, here, self._arena.foothold.stand
             )
-            self._found = adoption.look(self._arena.directory, self._arena.id, here)
+            self._found = adoption.look(
+                self._arena.directory, self._arena.id, here, self._arena.outdated
+            )
             self._own_party = self._parties.own("server", os.getpid())
             self.arena_bytes = fitting.fit_arena(
                 config, self._arena.free_bytes(), self._found.held_bytes, self._arena.is_in_memory
@@ -325,10 +328,16 @@ def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: Socket
             os.mkdir(folder, 0o700)
             who.make_folder(folder)
         who.check_reach(folder)
+    except ConfigError as error:
+        if "path" not in error.detail:
+            raise
+        text = f"endpoint {config.endpoint.url}: {error.message}"
+        raise ConfigError(error.code, text, **error.detail) from error
     except OSError as error:
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
-            f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: {error.strerror}",
+            f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: "
+            f"{why_not_made(folder, error)}",
         ) from error
     lock = FileLock(path, owner, f"the endpoint {config.endpoint.url}")
     try:

@@ -117,10 +117,13 @@ def read(
     except ConfigError as error:
         # Who typed no option looks for the mistake in vain on the command line.
         key = str(error.detail.get("key", "endpoint"))
-        name = source.get(key) or variable(key)
+        names = [source.get(key) or variable(key)]
         if options.get(key) is not None or variable(key) not in given:
-            raise
-        raise ConfigError(error.code, f"{name}: {error.message}", **error.detail) from error
+            names.clear()
+        if error.code == ErrorCode.INVALID_URL and (key in source or not names):
+            names.append(key)  # others begin with it
+        message = ": ".join([*names, error.message])
+        raise ConfigError(error.code, message, **error.detail) from error
 
 
 def _setting(key: str, options: Mapping[str, str | None], given: Mapping[str, str]) -> str:

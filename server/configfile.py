@@ -28,7 +28,7 @@ def read(path: str, keys: Collection[str]) -> dict[str, str]:
 
     Raises:
         ConfigError: INVALID_CONFIG: it cannot be read, is no regular file or too long, or a line
-            is no setting, names an unknown one, or one for the second time.
+            is no setting, names an unknown one, one for the second time, or one without a value.
     """
     values: dict[str, str] = {}
     for number, line in enumerate(_text(path).splitlines(), start=1):
@@ -44,6 +44,10 @@ def read(path: str, keys: Collection[str]) -> dict[str, str]:
             raise _invalid(path, f"line {number}: {key} is set twice")
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
             value = value[1:-1]
+        if not value.strip():
+            raise _invalid(
+                path, f"line {number}: {key} has no value; leave the line out for the default"
+            )
         values[key] = value
     return values
 

@@ -8,6 +8,7 @@ main thread, at start.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -99,13 +100,16 @@ class Found:
             one.close()
 
 
-def look(directory: str, arena: ArenaId, here: Surroundings) -> Found:
+def look(
+    directory: str, arena: ArenaId, here: Surroundings, outdated: ArenaId | None = None
+) -> Found:
     """Opens what can be taken over and removes what cannot.
 
     Args:
         directory: the arena's, locked.
         arena: its id.
         here: surroundings of this process.
+        outdated: id that the arena had before the machine's last start, if that put an end to it.
 
     Returns:
         What was found; the caller closes it.
@@ -116,7 +120,7 @@ def look(directory: str, arena: ArenaId, here: Surroundings) -> Found:
     found = Found()
     try:
         with _leases_broken_in_silence():
-            uses = _open_extents(found, directory, arena)
+            uses = _open_extents(found, directory, arena, outdated)
         found.namespaces, bad = namespacefiles.read(directory)
         for path, why in bad.items():
             _remove(found, path, why)
@@ -143,7 +147,7 @@ class _Uses:
         return frozenset(self.read) & party.fingerprints
 
 
-def _open_extents(found: Found, directory: str, arena: ArenaId) -> _Uses:
+def _open_extents(found: Found, directory: str, arena: ArenaId, outdated: ArenaId | None) -> _Uses:
     uses = _Uses()
     for name in sorted(os.listdir(directory)):
         match = _EXTENT_NAME.fullmatch(name)
@@ -155,7 +159,7 @@ def _open_extents(found: Found, directory: str, arena: ArenaId) -> _Uses:
         try:
             if path != extent_path(directory, extent) or extent >= _MAX_EXTENT:
                 raise NotAdoptableError("not a name that a server gives")
-            file, use = reopen(directory, extent, arena)
+            file, use = reopen(directory, extent, arena, outdated)
         except NotAdoptableError as error:
             _remove(found, path, str(error))
             continue
@@ -171,17 +175,21 @@ def _remove(found: Found, path: str, why: str) -> None:
     try:
         os.unlink(path)
     except OSError as error:  # a folder, for instance
-        why = f"{why}, left there: {error.strerror}"
+        is_folder = error.errno == errno.EISDIR  # which the reason says already
+        why = f"{why} (left there" + (")" if is_folder else f": {error.strerror})")
     found.dropped[why] += 1
 
 
-def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile, Use]:
+def reopen(
+    directory: str, extent: ExtentId, arena: ArenaId, outdated: ArenaId | None = None
+) -> tuple[ExtentFile, Use]:
     """Opens an extent file that a predecessor left.
 
     Args:
         directory: the arena's.
         extent: its id, as its name says.
         arena: whose it must be.
+        outdated: whose it may have been before the machine's last start, for the reason.
 
     Returns:
         The file, which the caller closes, and what others have it open or mapped for.
@@ -195,7 +203,7 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
     try:
         # Without O_NONBLOCK a pipe would keep the start waiting.
         fds.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW))
-        geometry = _check_whole(fds[0], extent, arena)
+        geometry = _check_whole(fds[0], extent, arena, outdated)
         use = _use(fds[0])
         os.fchmod(fds[0], 0o600)
         # This very file, whatever its name stands for by now.
@@ -211,19 +219,27 @@ def reopen(directory: str, extent: ExtentId, arena: ArenaId) -> tuple[ExtentFile
         if is_short or isinstance(error, NotAdoptableError):
             raise
         text = error.strerror if isinstance(error, OSError) else None
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            text = "a symbolic link"
         text = error.message if isinstance(error, KvkeepError) else text
         raise NotAdoptableError(text or str(error)) from error
     readable, writable = map(Descriptor, fds)
     return ExtentFile(geometry, path, writable, readable, records), use
 
 
-def _check_whole(fd: int, extent: ExtentId, arena: ArenaId) -> ExtentGeometry:
+def _check_whole(
+    fd: int, extent: ExtentId, arena: ArenaId, outdated: ArenaId | None
+) -> ExtentGeometry:
     found = os.fstat(fd)
+    if stat.S_ISDIR(found.st_mode):
+        raise NotAdoptableError("a folder")
     if not stat.S_ISREG(found.st_mode):
         raise NotAdoptableError("not a regular file")
     if found.st_uid != os.geteuid():
         raise NotAdoptableError("the file belongs to another user")
     geometry, whose = unpack_header(os.pread(fd, HEADER_DTYPE.itemsize, 0))
+    if outdated is not None and whose == outdated:
+        raise NotAdoptableError("written before the machine's last start, going by the file boot")
     if whose != arena:
         raise NotAdoptableError("of another arena")
     if geometry.extent != extent:

@@ -16,7 +16,7 @@ from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import ID_BYTES, ArenaId
 from server.shell import namespacefiles, parties
 from server.shell.extents import EXTENT_SUFFIX
-from server.shell.folders import make_private_directory
+from server.shell.folders import make_private_directory, why_not_made
 from server.shell.foothold import Foothold
 from server.shell.lock import FileLock, owner_line
 from server.shell.memory import is_memory
@@ -50,6 +50,8 @@ class Arena:
     Attributes:
         directory: absolute path.
         id: of this arena, kept over restarts.
+        outdated: the id that lay there and is not believed, as the machine was started since; None
+            where there is none.
         foothold: makes the directory again should somebody remove it.
     """
 
@@ -64,8 +66,9 @@ class Arena:
                 unsafe or cannot be used.
         """
         self.directory = directory
+        self.outdated: ArenaId | None = None
         try:
-            self._made = make_private_directory(directory)
+            self._made = _made(directory)
             lock_path = f"{directory}/{_LOCK}"
             self._lock = FileLock(lock_path, owner_line(), f"the arena {directory}")
             try:
@@ -79,7 +82,7 @@ class Arena:
         except OSError as error:
             raise ConfigError(
                 ErrorCode.INVALID_CONFIG,
-                f"arena-dir: {directory} cannot be used: {error.strerror}",
+                f"arena-dir: {directory} cannot be used: {why_not_made(directory, error)}",
                 key="arena-dir",
             ) from error
 
@@ -94,10 +97,13 @@ class Arena:
         """
         path = f"{self.directory}/{_IDENTITY}"
         text, written = _read(path), _read(f"{self.directory}/{_BOOT}").strip()
-        if _IDENTITY_TEXT.fullmatch(text) and (written == boot or self.is_in_memory):
-            identity = ArenaId(bytes.fromhex(text.strip()))
+        found = None
+        if _IDENTITY_TEXT.fullmatch(text):
+            found = ArenaId(bytes.fromhex(text.strip()))
+        if found is not None and (written == boot or self.is_in_memory):
+            identity = found
         else:
-            identity = ArenaId(os.urandom(ID_BYTES))
+            identity, self.outdated = ArenaId(os.urandom(ID_BYTES)), found
             write_whole(path, identity.hex().encode() + b"\n")
         if written != boot:  # after the identity, so that a kill in between keeps nothing
             write_whole(f"{self.directory}/{_BOOT}", boot.encode() + b"\n")
@@ -142,6 +148,15 @@ class Arena:
                 os.rmdir(self.directory)
             except OSError:  # somebody put a file there: theirs to remove
                 pass
+
+
+def _made(directory: str) -> bool:
+    """Makes the arena's folder or checks it; whether it is this user's alone."""
+    try:
+        return make_private_directory(directory)
+    except ConfigError as error:
+        detail = {**error.detail, "key": "arena-dir"}
+        raise ConfigError(error.code, f"arena-dir: {error.message}", **detail) from error
 
 
 def _read(path: str) -> str:

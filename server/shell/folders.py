@@ -5,6 +5,7 @@ Must not know: what is kept in them. Runs in: any thread.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -30,7 +31,9 @@ def make_private_directory(path: str) -> bool:
         pass
     found = os.stat(path, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(ErrorCode.INVALID_CONFIG, f"{path} is no directory", path=path)
+        is_link = stat.S_ISLNK(found.st_mode)
+        what = "a symbolic link, not a folder: name the folder itself" if is_link else "no folder"
+        raise ConfigError(ErrorCode.INVALID_CONFIG, f"{path} is {what}", path=path)
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
@@ -39,3 +42,26 @@ def make_private_directory(path: str) -> bool:
             path=path,
         )
     return found.st_mode & 0o077 == 0
+
+
+def why_not_made(path: str, error: OSError) -> str:
+    """Why a folder could not be made, with the folder on the way to it that is in the way.
+
+    Args:
+        path: absolute, of the folder.
+        error: of the attempt.
+
+    Returns:
+        A part of a sentence.
+    """
+    if error.errno == errno.EEXIST:
+        return f"{path} is there and is no folder"
+    parent = os.path.dirname(path)
+    while parent != os.path.dirname(parent) and not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
+        return f"{parent} is no folder"
+    if error.errno == errno.ENOENT and parent != os.path.dirname(path):
+        missing = os.path.dirname(path)
+        return f"the folder {missing}, in which it would lie, is missing: only the last one is made"
+    return error.strerror or str(error)

@@ -283,6 +283,36 @@ def test_b37_b46_a_wrong_setting_is_one_clear_line(
     assert list(short_dir.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("url", "arena", "words"),
+    [
+        (
+            "plain/s",
+            "a",
+            "the folder {0}/plain cannot be made: {0}/plain is there and is no folder",
+        ),
+        ("x/y/s", "a", "the folder {0}/x, in which it would lie, is missing"),
+        ("link/s", "a", "endpoint ipc://{0}/link/s"),
+        ("s", "x/y", "arena-dir: {0}/x/y cannot be used: the folder {0}/x, in which it would lie"),
+        ("s", "link", "arena-dir: {0}/link is a symbolic link"),
+        ("s", "plain", "arena-dir: {0}/plain is no folder"),
+    ],
+)
+def test_what_is_in_the_way_of_a_folder_is_named(
+    short_dir: Path, url: str, arena: str, words: str
+) -> None:
+    (short_dir / "plain").write_text("")
+    (short_dir / "link").symlink_to(short_dir / "nowhere")
+    code, out, err = launch(
+        *("--endpoint", f"ipc://{short_dir}/{url}", "--arena-dir", f"{short_dir}/{arena}"),
+        *("--l1-size", "64M"),
+    )
+    assert (code, out) == (2, "")
+    assert words.format(short_dir) in err
+    assert err.count("\n") == 1
+    assert {path.name for path in short_dir.iterdir()} == {"plain", "link"}
+
+
 def test_b37_the_control_groups_limit_counts(short_dir: Path, shm_dir: Path) -> None:
     group = short_dir / "group"
     group.mkdir()

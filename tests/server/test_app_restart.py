@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import ChunkCountReply, Clear
+from server.shell.memory import is_memory
 from tests.server import heirs
 from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go, stats, try_save
 from tests.wire.client import Engine, make_namespace
@@ -246,12 +247,25 @@ def test_spoilt_files_neither_stop_the_start_nor_are_served(short_dir: Path, shm
         assert 0 < hits < ALL
         assert stats(engine)["chunks"] >= hits
         log = server.log()
-        for said in ("format version 1", "not as long", "not a regular file", "symbolic links"):
+        for said in ("format version 1", "not as long", "not a regular file", "a symbolic link"):
             assert said in log
         assert "dropped records" in log
         assert kept.save(engine, range(50, 53)) == 3 * CHUNKS
         kept.check(engine)
     assert (shm_dir / "a" / "00000077.extent").is_dir()
+
+
+def test_on_a_disk_the_log_says_that_the_machine_was_started_since(
+    short_dir: Path, tmp_path: Path
+) -> None:
+    if is_memory(str(tmp_path)):
+        pytest.skip("no disk here")
+    kept = Kept()
+    first_life(short_dir, tmp_path / "a", kept, "SIGTERM")
+    (tmp_path / "a" / "boot").write_text("another\n")
+    with launch(short_dir, tmp_path / "a") as server, connect(server) as engine:
+        assert kept.check(engine) == 0
+        assert "written before the machine's last start" in server.log()
 
 
 def test_a_fault_in_taking_over_costs_the_content_and_not_the_server(

@@ -107,10 +107,9 @@ def test_a_file_comes_after_the_environment_and_before_the_default(tmp_path: Pat
     path.write_text("l1-size = x\n")
     with pytest.raises(ConfigError, match=f"{path}: l1-size='x'"):
         config.read({}, environ)
-    path.write_text("endpoint =\n")  # there, but empty: no wish for the default
-    with pytest.raises(ConfigError, match=str(path)) as caught:
+    path.write_text("\nendpoint =\n")  # there, but empty: no wish for the default
+    with pytest.raises(ConfigError, match="line 2: endpoint has no value"):
         config.read({}, environ)
-    assert caught.value.code == ErrorCode.INVALID_URL
     with pytest.raises(ConfigError, match=r"KVKEEP_CONFIG: .*absolute path"):
         config.read({}, {"KVKEEP_CONFIG": "kvkeep.conf"})
 
@@ -121,6 +120,24 @@ def test_variables_that_are_no_settings_are_told_apart() -> None:
     assert config.unknown_variables({**environ, "KVKEEP_L1SIZE": ""}) == ["KVKEEP_L1SIZE"]
     simulation = {simulated.FOLDER: "/x", simulated.SEED: "1", simulated.DELAY_US: "0"}
     assert config.unknown_variables({**environ, **simulation}) == []
+
+
+def test_a_wrong_url_is_named_by_the_setting_it_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "kvkeep.conf"
+    path.write_text("endpoint = http://x\n")
+    far = {"XDG_RUNTIME_DIR": str(tmp_path / ("d" * 100))}
+    Path(far["XDG_RUNTIME_DIR"]).mkdir()
+    for options, environ, begin in (
+        ({"endpoint": "http://x"}, {"KVKEEP_ENDPOINT": "ipc:///x"}, "endpoint: "),
+        ({"endpoint": "http://x", "config": str(path)}, {}, "endpoint: "),
+        ({}, {"KVKEEP_ENDPOINT": "http://x"}, "KVKEEP_ENDPOINT: "),
+        ({"config": str(path)}, {}, f"{path}: endpoint: "),
+        ({}, far, "endpoint: "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config.read(options, environ)
+        assert caught.value.code == ErrorCode.INVALID_URL
+        assert caught.value.message.startswith(f"{begin}server URL ")
 
 
 def test_b46_an_empty_url_is_not_the_default() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -27,13 +28,26 @@ def test_nobody_there_is_exit_code_1_and_one_line(short_dir: Path) -> None:
     shown = CliRunner().invoke(cli, ["stats", "--endpoint", f"ipc://{short_dir}/none"])
     assert shown.exit_code == 1
     assert shown.output.count("\n") == 1
-    assert f"no answer from ipc://{short_dir}/none: No such file" in shown.output
+    assert f"no answer from ipc://{short_dir}/none: no server listens there" in shown.output
+    assert f"{short_dir}/none.side does not exist" in shown.output
+
+
+def test_a_closed_port_and_a_dead_server_are_told_apart(short_dir: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(short_dir)}
+    shown = CliRunner().invoke(cli, ["stats", "--endpoint", "tcp://localhost:9"], env=environ)
+    assert f"{short_dir}/kvkeep/tcp-9.side does not exist" in shown.output
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(f"{short_dir}/s.side")
+    shown = CliRunner().invoke(cli, ["stats", "--endpoint", f"ipc://{short_dir}/s"])
+    assert shown.exit_code == 1
+    assert f"any more: nobody has its side socket {short_dir}/s.side open" in shown.output
 
 
 def test_a_wrong_url_is_exit_code_2() -> None:
     shown = CliRunner().invoke(cli, ["stats", "--endpoint", "somewhere"])
     assert shown.exit_code == 2
     assert "ipc:///absolute/path" in shown.output
+    assert "INVALID_URL: endpoint: server URL 'somewhere'" in shown.output
 
 
 def test_columns_line_up() -> None:

@@ -26,6 +26,7 @@ from tests.server.shell.geometry import make_geometry
 from tests.server.shell.test_namespacefiles import NAMESPACE
 
 ARENA = ArenaId(b"a" * 16)
+OUTDATED = ArenaId(b"o" * 16)
 HERE = Surroundings.here()
 
 
@@ -47,7 +48,7 @@ def make(directory: Path, extent: int, arena: ArenaId = ARENA) -> Path:
 
 
 def look(directory: Path) -> Found:
-    return adoption.look(str(directory), ARENA, HERE)
+    return adoption.look(str(directory), ARENA, HERE, OUTDATED)
 
 
 def header(path: Path) -> Any:
@@ -124,6 +125,12 @@ def of_another_arena(path: Path) -> None:
     rewrite(path, row)
 
 
+def before_the_last_start(path: Path) -> None:
+    row = header(path)
+    row["arena"] = np.void(OUTDATED)
+    rewrite(path, row)
+
+
 def of_larger_records(path: Path) -> None:
     row = header(path)
     row["record_bytes"] = 256
@@ -184,10 +191,11 @@ SPOILT = [
     (longer, "not as long as its header says"),
     (empty, "no extent header"),
     (foreign, "not an extent file of format version 1"),
-    (link, "symbolic links"),
-    (link_to_an_extent, "symbolic links"),
+    (before_the_last_start, "written before the machine's last start"),
+    (link, "a symbolic link"),
+    (link_to_an_extent, "a symbolic link"),
     (pipe, "not a regular file"),
-    (folder, "not a regular file, left there"),
+    (folder, "a folder (left there)"),
     (of_another_user, "belongs to another user"),
 ]
 
@@ -200,8 +208,8 @@ def test_what_is_no_whole_extent_goes_and_the_others_stay(
     path = make(directory, 2)
     spoil(path)
     num_open = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(NotAdoptableError, match=why.partition(",")[0]):
-        adoption.reopen(str(directory), ExtentId(2), ARENA)
+    with pytest.raises(NotAdoptableError, match=why.partition(" (")[0]):
+        adoption.reopen(str(directory), ExtentId(2), ARENA, OUTDATED)
     assert len(os.listdir("/proc/self/fd")) == num_open
     found = look(directory)
     assert list(found.files) == [1]

@@ -72,6 +72,7 @@ def test_on_a_disk_nothing_is_known_again_after_the_machine_went_down(
             (path / "boot").write_text(boot)
         second = Arena(str(path))
         assert (second.id == first.id) is first.is_in_memory
+        assert second.outdated == (None if first.is_in_memory else first.id)
         assert (path / "arena").read_text().strip() == second.id.hex()
         assert (path / "boot").read_text() == written
         second.close(keep=True)
@@ -121,10 +122,10 @@ def test_a_file_or_a_link_in_its_place_is_refused(shm_dir: Path) -> None:
     (shm_dir / "file").write_text("")
     (shm_dir / "real").mkdir(mode=0o700)
     (shm_dir / "link").symlink_to(shm_dir / "real")
-    for name in ("file", "link"):
-        with pytest.raises(ConfigError, match="no directory"):
+    for name, what in (("file", "no folder"), ("link", "a symbolic link")):
+        with pytest.raises(ConfigError, match=f"arena-dir: {shm_dir}/{name} is {what}"):
             Arena(str(shm_dir / name))
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match=f"cannot be used: the folder {shm_dir}/missing"):
         Arena(str(shm_dir / "missing" / "a"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigError, ErrorCode
-from server.shell.folders import make_private_directory
+from server.shell.folders import make_private_directory, why_not_made
 from tests.wire.asuser import needs_root
 
 
@@ -45,6 +45,28 @@ def test_whatever_else_is_there_is_refused(short_dir: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match=str(path)) as caught:
         make_private_directory(str(path))
     assert caught.value.code == ErrorCode.INVALID_CONFIG
+    assert ("symbolic link" in caught.value.message) == (kind == "link")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("plain", "{0}/plain is there and is no folder"),
+        ("plain/b", "{0}/plain is no folder"),
+        ("plain/b/c", "{0}/plain is no folder"),
+        ("a/b", "the folder {0}/a, in which it would lie, is missing"),
+        ("a/b/c", "the folder {0}/a/b, in which it would lie, is missing"),
+        ("n" * 300, "File name too long"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_folder_is_named(
+    short_dir: Path, path: str, words: str
+) -> None:
+    (short_dir / "plain").write_text("")
+    with pytest.raises(OSError, match=r"directory|exists|long") as caught:
+        os.mkdir(short_dir / path)
+    why = why_not_made(f"{short_dir}/{path}", caught.value)
+    assert why.startswith(words.format(short_dir))
 
 
 @needs_root
