@@ -22,6 +22,7 @@ from tests.fuzz.batches import BATCH
 from tests.fuzz.finding import Finding
 from tests.fuzz.plants import PLANTS
 from tests.fuzz.play import SequenceFuzz
+from tests.fuzz.replay import FORMS
 
 EXECUTIONS, SEQUENCES = 200_000, 1_000
 MAX_GROWTH_MIB = 16.0
@@ -34,17 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 when every oracle held (or every plant was found), 1 otherwise.
     """
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--executions", type=int, default=EXECUTIONS, help="of decoders")
-    parser.add_argument("--sequences", type=int, default=SEQUENCES, help="of messages")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--json", type=Path, help="write figures there")
-    parser.add_argument("--plant", action="append", help="a planted fault by name, or all")
-    parser.add_argument("--replay", help="play a finding again")
-    parser.add_argument("--collect", action="store_true", help="make the corpus anew")
+    parser = _parser()
     options = parser.parse_args(arguments)
+    for name, least in (("executions", 0), ("sequences", 0), ("jobs", 1)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} must be {least} or more, not {getattr(options, name)}")
     if options.replay is not None:
+        try:
+            replay.read(options.replay)
+        except ValueError as error:
+            parser.error(f"--replay: {error}")
         return _replay(options.replay)
     print(f"seed {options.seed}", flush=True)
     if options.plant is not None:
@@ -55,6 +55,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.collect:
         return _collect(options)
     return _fuzz(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(1 << 31),
+        help="repeats a run; else one is drawn and printed",
+    )
+    parser.add_argument(
+        "--executions",
+        type=int,
+        default=EXECUTIONS,
+        help="of decoders; 0 leaves them out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        default=SEQUENCES,
+        help="of messages; 0 leaves them out (default %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        help="processes (default %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, help="write figures there")
+    parser.add_argument("--plant", action="append", help="a planted fault by name, or all")
+    parser.add_argument("--replay", metavar="SPEC", help=f"play a finding: {', '.join(FORMS)}")
+    parser.add_argument("--collect", action="store_true", help="make the corpus anew")
+    return parser
 
 
 def _replay(spec: str) -> int:
@@ -98,17 +131,19 @@ def _fuzz(options: argparse.Namespace) -> int:
     if finding is None and options.executions:
         count = -(-options.executions // BATCH)
         total, finding = workers.run("decode", options.seed, count, options.jobs, _show)
+        print(flush=True)  # ends the line of progress
         figures["decode"] = _decode_figures(total)
     if finding is None and options.sequences:
         total, finding = workers.run(
             "sequence", options.seed, options.sequences, options.jobs, _show
         )
+        print(flush=True)
         figures["sequence"] = _sequence_figures(total)
     figures["seconds"] = round(time.monotonic() - began, 1)
     grown = max(part.get("growth_mib", 0.0) for part in figures.values() if isinstance(part, dict))
     if options.json is not None:
         _write(options.json, report.document(options.seed, figures, finding))
-    print(json.dumps({name: value for name, value in figures.items() if name != "answers"}))
+    print(json.dumps(_told(figures)))
     if finding is not None:
         print(report.reproducer(finding))
     elif grown > MAX_GROWTH_MIB:
@@ -116,12 +151,22 @@ def _fuzz(options: argparse.Namespace) -> int:
     return 1 if finding is not None or grown > MAX_GROWTH_MIB else 0
 
 
+def _told(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures for people: without the hundreds of answers, which are for ``--json``."""
+    return {
+        name: {one: two for one, two in part.items() if one != "answers"}
+        if isinstance(part, dict)
+        else part
+        for name, part in figures.items()
+    }
+
+
 def _decode_figures(total: workers.Total) -> dict[str, Any]:
     return {
         "executions": total.done,
         "accepted_share": round(total.good / max(1, total.done), 3),
         "per_core_second": round(total.done / max(1e-9, total.cpu_s)),
-        "slowest_ms": round(1e3 * total.slowest_s, 2),
+        "slowest_wall_ms": round(1e3 * total.slowest_s, 2),
         "growth_mib": round(total.growth_bytes() / MIB, 2),
     }
 
