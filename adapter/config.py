@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from adapter import sharing, trtllm_api
+from adapter import embedded, sharing, trtllm_api
 from adapter.loadmode import AUTO, CHOICES
 from adapter.serverurl import (
     ENV_SERVER_URL,
@@ -31,6 +31,7 @@ __all__ = [
     "read_lora_digests",
     "read_settings",
     "resolve_server_url",
+    "unknown_variables",
 ]
 
 ENV_WEIGHTS_EPOCH: Final = "TRTLLM_KVKEEP_WEIGHTS_EPOCH"
@@ -40,6 +41,20 @@ ENV_HELD_PERCENT: Final = "TRTLLM_KVKEEP_HELD_PAGES_PERCENT"
 ENV_BUDGET_MS: Final = "TRTLLM_KVKEEP_QUERY_BUDGET_MS"
 ENV_LOAD_MODE: Final = "TRTLLM_KVKEEP_LOAD_MODE"
 ENV_STAGING: Final = "TRTLLM_KVKEEP_STAGING"
+
+_PREFIX: Final = "TRTLLM_KVKEEP_"
+_OWN: Final = frozenset(
+    {
+        ENV_SERVER_URL,
+        ENV_WEIGHTS_EPOCH,
+        ENV_LORA_DIGESTS,
+        ENV_CHUNK_TOKENS,
+        ENV_HELD_PERCENT,
+        ENV_BUDGET_MS,
+        ENV_LOAD_MODE,
+        ENV_STAGING,
+    }
+)
 
 CONNECTOR_MODULE: Final = "adapter.connector"
 SCHEDULER_CLASS: Final = "KvkeepConnectorScheduler"
@@ -142,6 +157,26 @@ def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
         query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, 1000, "milliseconds") / 1000,
         load_mode=_choice(environ, ENV_LOAD_MODE, AUTO, CHOICES),
         staging=_choice(environ, ENV_STAGING, sharing.AUTO, sharing.CHOICES),
+    )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings and are none: a slip that would go unnoticed.
+
+    Those of a private server are left to it: it names them itself.
+
+    Args:
+        environ: environment variables.
+
+    Returns:
+        Names, sorted.
+    """
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(_PREFIX)
+        and not name.startswith(embedded.SETTINGS_PREFIX)
+        and name not in _OWN
     )
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from adapter import embedded, refusals, sharing, trtllm_api
-from adapter.config import Settings, read_settings
+from adapter.config import Settings, read_settings, unknown_variables
 from adapter.device import capture_device
 from adapter.geometry import Geometry
 from adapter.identity import derive
@@ -319,6 +319,8 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
 
     def found() -> Engine:
         LOGGER.info("kvkeep: server %s (from %s)", settings.server.url, settings.server.source)
+        for name in unknown_variables(os.environ):
+            LOGGER.warning("kvkeep: %s in the environment is no setting of the adapter", name)
         return Engine(llm_args, settings)
 
     return MEETING_POINT.meet(llm_args, role, member, Engine, found)

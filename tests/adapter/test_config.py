@@ -40,6 +40,15 @@ def test_numbers_out_of_range(name: str, bad: str, unit: str) -> None:
     assert ".." in caught.value.message
 
 
+def test_variables_that_are_no_settings_are_told_apart() -> None:
+    known = [value for name, value in vars(config).items() if name.startswith("ENV_")]
+    assert len(known) == 8
+    environ = dict.fromkeys([*known, "TRTLLM_KVKEEP_INPROC_L1SIZE", "KVKEEP_L1_SIZE", "HOME"], "")
+    assert config.unknown_variables(environ) == []
+    environ |= {"TRTLLM_KVKEEP_BUDGET": "3", "TRTLLM_KVKEEP_": ""}
+    assert config.unknown_variables(environ) == ["TRTLLM_KVKEEP_", "TRTLLM_KVKEEP_BUDGET"]
+
+
 def test_load_modes_are_named() -> None:
     environ = {"TRTLLM_KVKEEP_SERVER_URL": "tcp://localhost:1"}
     assert read_settings(Args(), environ).load_mode == "auto"

@@ -113,6 +113,17 @@ def test_both_sides_get_the_same_one(url: str, caplog: pytest.LogCaptureFixture)
     assert engine_for(Args(), "scheduler", Member()).instance != worker.instance
 
 
+def test_a_misspelt_setting_is_named_once(
+    url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_BUDGET", "3")
+    args, members = Args(), (Member(), Member())
+    worker = engine_for(args, "worker", members[0])
+    assert engine_for(args, "scheduler", members[1]) is worker
+    text = "kvkeep: TRTLLM_KVKEEP_BUDGET in the environment is no setting of the adapter"
+    assert [record.getMessage() for record in caplog.records] == [text]
+
+
 def test_a_wrong_setting_stops_the_construction(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_SERVER_URL, "")
     with pytest.raises(ConfigError, match=ENV_SERVER_URL):
