@@ -5,8 +5,8 @@
 #   TORCH_INDEX=<url>       a package index with CPU builds of torch (the default index may hand
 #                           out a CUDA build of several GB, which works as well)
 #   ARGS="-k leases -x"     further arguments for pytest, the demo or the benchmark
-#   SEED=123                the Hypothesis seed of an earlier run
-#   MINUTES=2               how long `make chaos` hits its processes
+#   SEED=123                the seed of an earlier run: of tests, slow, chaos, soak, fuzz
+#   MINUTES=2               how long `make chaos` (10 without it) and `make soak` (30) go on
 #   JOBS=1                  test processes at a time; 0 runs all in one, for a debugger
 
 PYTHON ?= python3
@@ -28,6 +28,7 @@ SOURCES := protocol server adapter tests .ci
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@echo "  ARGS=--help shows what a target's program takes, as in: make fuzz ARGS=--help"
 
 setup: $(STAMP) ## build .venv with everything the other targets need
 
@@ -74,7 +75,7 @@ slow: setup node ## the full counts behind every claim, with verdicts: build/slo
 	@mkdir -p build
 	@$(PY) -m tests.slow $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-chaos: setup ## engines under load while everything is killed, stopped, cut off: build/chaos.json
+chaos: setup ## engines under load, everything killed and cut off: MINUTES=10; build/chaos.json
 	@mkdir -p build
 	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --json build/chaos.json $(ARGS)
