@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(short_dir: Path) -> None:
     foothold, lock = made(folder)
     shutil.rmtree(folder)
     folder.write_text("a file in its place")
-    with pytest.raises(OSError, match="no directory"):
+    with pytest.raises(OSError, match="no folder"):
         foothold.stand()
     folder.unlink()
     foothold.stand()
