@@ -52,6 +52,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="Node.js or npm was not found"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def runtime_folder() -> Iterator[Path]:
+    """A runtime folder of the tests' own, which every process that they start inherits.
+
+    The default endpoint, and the lock and side socket of every TCP endpoint, lie in the user's: a
+    server that a test kills would leave them there, and a server that runs there already would be
+    in a test's way.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="kvk-run-") as name,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name)
+
+
 @pytest.fixture
 def root() -> Path:
     """The repository's root."""
