@@ -242,12 +242,13 @@ def test_device_memory_that_the_server_cannot_see_is_a_typed_error(
         region = Region(
             offset_bytes=0, size_bytes=engine.page_bytes, stride_bytes=engine.page_bytes
         )
+        device = os.urandom(16)
         body = RegisterKvCache(
             namespace=engine.namespace,
             rank=0,
             memory=CudaIpcMemory(
                 handle=os.urandom(64),
-                device_uuid=os.urandom(16),
+                device_uuid=device,
                 base_offset_bytes=0,
                 size_bytes=size_bytes,
             ),
@@ -257,7 +258,8 @@ def test_device_memory_that_the_server_cannot_see_is_a_typed_error(
         with pytest.raises(ReplyError) as caught:
             engine.wire.call(body, RegisterKvCacheReply)
         assert time.monotonic() - begun_s < 5
-        assert caught.value.code == ErrorCode.UNSUPPORTED
+        assert caught.value.code == ErrorCode.POOL_INVALID
+        assert caught.value.detail["device"] == device.hex()
         assert not caught.value.retryable
         engine.register()  # the same process may still bring memory that works
         engine.wire.call(Ping(), Done)
