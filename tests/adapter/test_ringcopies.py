@@ -89,13 +89,13 @@ def test_a_run_of_bytes_touches_nothing_else(gpu: Gpu) -> None:
 
 
 def test_its_stream_goes_with_it(gpu: Gpu) -> None:
-    threads = threading.active_count()
+    before = set(threading.enumerate())  # those of other tests may end meanwhile
     rig = Rig(gpu)
     rig.stage([1])
-    assert threading.active_count() > threads
+    assert set(threading.enumerate()) - before
     del rig
     gc.collect()
-    until(lambda: threading.active_count() == threads)
+    until(lambda: not set(threading.enumerate()) - before)
 
 
 def test_nothing_to_copy_is_no_copy(gpu: Gpu) -> None:

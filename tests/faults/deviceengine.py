@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protocol.device.simulated import driver, settings
-from protocol.layout import CudaIpcMemory, Region, ShardPool
+from protocol.layout import CudaIpcMemory, Memory, Region, ShardPool
 from protocol.messages import Done, RegisterKvCache, RegisterKvCacheReply, Unregister
 from protocol.namespace import Namespace
 from tests.faults.bystander import fill, submit_store
@@ -63,11 +63,11 @@ class DeviceEngine(Engine):
             Region(offset_bytes=0, size_bytes=self.page_bytes, stride_bytes=self.page_bytes),
         )
 
-    def register(self) -> RegisterKvCacheReply:
+    def register(self, memory: Memory | None = None) -> RegisterKvCacheReply:
         """Registers what ``memory``, ``regions`` and ``num_pages`` say, and maps what it gets."""
         pool = ShardPool(shard=self.shard, num_pages=self.num_pages, regions=self.regions)
         body = RegisterKvCache(
-            namespace=self.namespace, rank=self.rank, memory=self.memory, pools=(pool,)
+            namespace=self.namespace, rank=self.rank, memory=memory or self.memory, pools=(pool,)
         )
         reply = self.wire.call(body, RegisterKvCacheReply, 30)
         self.session = reply.session

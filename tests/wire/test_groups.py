@@ -18,7 +18,15 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol import side
-from protocol.layout import MemfdMemory, Region, RingMemory, ShardPool, pack_pages, unpack_slots
+from protocol.layout import (
+    MemfdMemory,
+    Memory,
+    Region,
+    RingMemory,
+    ShardPool,
+    pack_pages,
+    unpack_slots,
+)
 from protocol.messages import (
     Commit,
     CommitReply,
@@ -85,7 +93,8 @@ class Rank(Engine):
         self.flat = self.pages.reshape(-1)
         self.flat[:] = np.random.default_rng(rank).integers(0, 256, self.flat.size, np.uint8)
 
-    def register(self) -> RegisterKvCacheReply:
+    def register(self, memory: Memory | None = None) -> RegisterKvCacheReply:
+        assert memory is None
         pool, size_bytes = os.urandom(16), self.flat.size
         assert isinstance(self.side.offer(pool, self.pool_fd, size_bytes), side.PoolAccepted)
         kind = RingMemory if self.ring else MemfdMemory

@@ -1,4 +1,5 @@
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_the_nth_call_fails_as_planted(tmp_path: Path) -> None:
         (Fault("open", device=0), False),
         (Fault("open", pid=os.getpid()), True),
         (Fault("open", pid=1), False),
-        (Fault("open", command="pytest"), True),
+        (Fault("open", command=os.path.basename(sys.executable)), True),
         (Fault("open", command="server.copier.gpu"), False),
     ],
 )
