@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from server.asking import stats
 from tests.adapter.enginerig import SIZE, launched
 from tests.gpu.ground import Ground
-from tests.gpu.rig import DeviceRig
+from tests.gpu.rig import HANDLE, DeviceRig
 from tests.gpu.victim import KIND, NUM_PAGES, PROMPT_TOKENS, prompt
 from tests.slow.figure import Figure
 from tests.wire.process import ROOT, ServerProcess
@@ -155,6 +155,7 @@ def kill_copier(ground: Ground, server: ServerProcess, folder: Path) -> tuple[bo
             return rig.run(prompt(saved)).offered == PROMPT_TOKENS - 1
 
         until("a prompt is saved by it", next_is_saved)
+        rig.check_way()
         took_s = time.monotonic() - begun_s
     finally:
         rig.close()
@@ -186,6 +187,7 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
         "all memory is free", lambda: device.memory().free_bytes >= free_bytes - SLACK_BYTES
     )
     return {
+        "pools shared by": Figure(HANDLE),
         "engines killed": Figure(num_kills),
         "of these with copies under way": Figure(in_flight),
         "pages of killed engines loaded and compared": Figure(loaded),

@@ -10,7 +10,7 @@ from tests.adapter.enginerig import launched
 from tests.adapter.hostlike import tokens
 from tests.gpu.deaths import copier_bytes
 from tests.gpu.ground import Ground
-from tests.gpu.rig import DeviceRig, PoolKind
+from tests.gpu.rig import HANDLE, DeviceRig, PoolKind
 from tests.slow.figure import Figure
 
 SLACK_BYTES = 2 << 20
@@ -31,6 +31,7 @@ def engine_bytes(ground: Ground, memory: MemoryKind) -> tuple[int, int]:
             rig.register()
             rig.run_saved(tokens(41))
             assert rig.run(tokens(41)).offered == 40
+            rig.check_way()
             rig.finish()
             return before - ground.device.memory().free_bytes, copier_bytes(server)
         finally:
@@ -47,6 +48,7 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     both, told = engine_bytes(ground, MemoryKind.DEVICE)
     mib = 1 << 20
     return {
+        "copier's pool shared by": Figure(HANDLE),
         "server, main process, MiB": Figure(
             round(server / mib, 1), "0", abs(server) <= SLACK_BYTES
         ),

@@ -190,12 +190,6 @@ int cuMemAddressFree(std::uint64_t address, std::size_t size)
     ENTER("cuMemAddressFree", size);
     return munmap(reinterpret_cast<void*>(address), size) ? 1 : 0;
 }
-// NVRTC asks the driver for a table of private calls, and goes on without it.
-int cuGetExportTable(const void** table, const void*)
-{
-    *table = nullptr;
-    return 500;
-}
 static void nothing() {}
 int cuModuleGetFunction(void** function, void* module, const char* name)
 {

@@ -134,9 +134,10 @@ def one(
         try:
             alone = beside(products, lambda: products.rate(0.2 * rounds))[1]
             saved, loaded = engine_rates(rig, products, rounds)
+            way = rig.check_way()
         finally:
             rig.close()
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {f"pool of {name} pages shared by": Figure(way)}
     for what, rates in (("save", saved), ("load", loaded)):
         base = max(bases[what], plain(ground, directions[what], num_bytes))
         share, slowed = rates.idle / base, 1 - rates.products / alone

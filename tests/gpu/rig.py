@@ -25,8 +25,11 @@ from tests.gpu.ground import Ground, finish
 from tests.gpu.layout import Group, Layout, Region
 
 LAYERS, HEADS = 2, 2
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 20.0
+"""Less than any step has, so that the step itself says what it waited for."""
 POISON = 0xFF
+HANDLE, RING = "handle", "ring"
+_LOG_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,41 @@ class DeviceRig(EngineRig):
             kind.element_bytes,
             ground.tensor_device,
         )
+        self.server_log = Path(url.removeprefix("ipc://")).parent / "server.log"
         self.num_wrong = 0
+
+    @property
+    def way(self) -> str:
+        """How the server gets at the pages that are saved now: ``HANDLE`` or ``RING``.
+
+        As the engine has it: a handle that the server cannot open is replaced by a ring.
+        """
+        return RING if "ring_lots_lent" in self.worker.counters() else HANDLE
+
+    def check_way(self) -> str:
+        """Refuses the other way: all would be right with it, and nothing shown of this one.
+
+        Returns:
+            The way.
+
+        Raises:
+            AssertionError: pages go another way than memory of this kind must; why is in the text.
+        """
+        wanted = HANDLE if self.kind.memory is MemoryKind.DEVICE else RING
+        assert self.way == wanted, (
+            f"the pool is shared by {self.way} and not by {wanted}; `python -m server doctor` says "
+            f"more; {self.told()}"
+        )
+        return wanted
+
+    def told(self) -> str:
+        """The end of what the server said, and the engine's counters."""
+        try:
+            lines = self.server_log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as error:
+            lines = [str(error)]
+        said = "\n".join(lines[-_LOG_LINES:])
+        return f"engine: {self.worker.counters()}; the end of the server's log:\n{said}"
 
     def register(self) -> DeviceRig:
         """Registers as its kind of memory is: V1's tensor, or V2's layout for virtual memory."""
@@ -167,6 +204,9 @@ class DeviceRig(EngineRig):
 
         Returns:
             Seconds.
+
+        Raises:
+            AssertionError: that takes too long, or the server reads another way than it must.
         """
         begun_s = time.perf_counter()
         while (
@@ -174,9 +214,13 @@ class DeviceRig(EngineRig):
             or link.joined is None
             or self.stats()["extents_unmapped"]
         ):
-            assert time.perf_counter() - begun_s < READY_LIMIT_S, self.worker.counters()
+            assert time.perf_counter() - begun_s < READY_LIMIT_S, (
+                f"not registered, or extents not page-locked, in {READY_LIMIT_S:.0f} s; "
+                f"{self.told()}"
+            )
             time.sleep(0.005)  # a pace, not a wait: the loop ends by its condition
             self.iterate(Output())
+        self.check_way()
         return time.perf_counter() - begun_s
 
     def layout(self) -> Layout:

@@ -9,7 +9,7 @@ from protocol.device.interface import MemoryKind
 from tests.adapter.enginerig import SIZE, launched
 from tests.adapter.hostlike import tokens
 from tests.gpu.ground import Ground
-from tests.gpu.rig import DeviceRig, PoolKind
+from tests.gpu.rig import HANDLE, DeviceRig, PoolKind
 from tests.slow.figure import Figure
 
 KINDS = {
@@ -39,15 +39,17 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     """
     figures = {}
     for name, kind in list(KINDS.items())[:: 2 if is_quick else 1]:
-        figures[f"{name}: pages loaded and compared"] = Figure(one(ground, kind))
+        way, num_loaded = one(ground, kind)
+        figures[f"{name}: shared by"] = Figure(way)
+        figures[f"{name}: pages loaded and compared"] = Figure(num_loaded)
     return figures
 
 
-def one(ground: Ground, kind: PoolKind) -> int:
+def one(ground: Ground, kind: PoolKind) -> tuple[str, int]:
     """Saves with one engine, loads with another whose pool is elsewhere.
 
     Returns:
-        Pages that were loaded and compared.
+        How the server read what was saved, and pages that were loaded and compared.
     """
     num_loaded = 0
     with TemporaryDirectory(prefix="kvk-") as name, launched("--l1-size", "64M") as server:
@@ -56,8 +58,8 @@ def one(ground: Ground, kind: PoolKind) -> int:
         try:
             for prompt in prompts():
                 first.run_saved(prompt)
-            is_by_handle = first.stats()["device_copiers"] == 1
-            assert is_by_handle is (kind.memory is MemoryKind.DEVICE)
+            way = first.check_way()
+            assert first.stats()["device_copiers"] == (way == HANDLE)
         finally:
             first.close()
         second = DeviceRig(server.url, folder, ground, kind, num_pages=128).register()
@@ -69,4 +71,4 @@ def one(ground: Ground, kind: PoolKind) -> int:
             second.check_nothing_leased()
         finally:
             second.close()
-    return num_loaded
+    return way, num_loaded

@@ -189,6 +189,7 @@ def play(
         for _ in range(num_requests):
             rig.one(rng.choice(chosen))
         rig.compare(len(rig.looks))
+        rig.check_way()
         counts = dict(rig.counts)
     finally:
         rig.close()
