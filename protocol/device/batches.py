@@ -8,21 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.device.interface import Batch
 
 
-def coalesce(batch: Batch) -> Batch:
+def coalesce(batch: Batch, begins: NDArray[np.int64] | None = None) -> Batch:
     """Joins copies that follow each other in the batch and touch on both ends. Keeps the order.
 
     Args:
         batch: of any length.
+        begins: int64[n], addresses in order that no joined copy crosses; none unless given.
     """
     if len(batch.sizes) < 2:
         return batch
     follows = (batch.targets[:-1] + batch.sizes[:-1] == batch.targets[1:]) & (
         batch.sources[:-1] + batch.sizes[:-1] == batch.sources[1:]
     )
+    if begins is not None and begins.size:
+        for addresses in (batch.targets[1:], batch.sources[1:]):
+            found = np.minimum(np.searchsorted(begins, addresses), begins.size - 1)
+            follows &= begins[found] != addresses
     if not follows.any():
         return batch
     firsts = np.flatnonzero(np.concatenate(([True], ~follows)))

@@ -62,7 +62,7 @@ def test_a_status_that_is_none_of_success_raises() -> None:
 
 def test_a_way_is_forced_through_what_the_backend_has() -> None:
     nothing: Any = None
-    made = Copies(nothing, nothing, nothing, max_pitch=1)
+    made = Copies(nothing, nothing, nothing, nothing)
     assert made.thresholds == Thresholds()
     assert callable(GatherKernel.wait_until_made)
     assert isinstance(GatherKernel.failure, property)

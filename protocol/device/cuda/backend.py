@@ -22,6 +22,7 @@ from protocol.device.cuda.driver import (
     load_driver,
 )
 from protocol.device.cuda.kernel import GatherKernel
+from protocol.device.cuda.locked import Locked
 from protocol.device.cuda.memory import (
     CudaBuffer,
     CudaOpened,
@@ -62,10 +63,12 @@ class CudaDevice:
         self._context: Any = None
         self._order = Order(driver, self.uuid, self.bind)
         self._openings = Openings(driver, self.within, ordinal)
-        self.kernel: Kernel = self._make_kernel()
-        self.copies = Copies(
-            driver, self._order, self.kernel, driver.attribute(self._handle, "MAX_PITCH")
+        self._locked = Locked()
+        has_host_addresses = bool(
+            driver.attribute(self._handle, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM")
         )
+        self.kernel: Kernel = self._make_kernel() if has_host_addresses else _NoKernel()
+        self.copies = Copies(driver, self._order, self.kernel, self._locked, has_host_addresses)
         self._has_read_only = bool(
             driver.attribute(self._handle, "READ_ONLY_HOST_REGISTER_SUPPORTED")
         )
@@ -78,8 +81,6 @@ class CudaDevice:
 
     def _make_kernel(self) -> Kernel:
         attribute = functools.partial(self._driver.attribute, self._handle)
-        if not attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"):
-            return _NoKernel()
         major = attribute("COMPUTE_CAPABILITY_MAJOR")
         minor = attribute("COMPUTE_CAPABILITY_MINOR")
         return GatherKernel(self._driver, major * 10 + minor, self.bind)
@@ -159,11 +160,14 @@ class CudaDevice:
 
     def pin(self, address: int, num_bytes: int) -> CudaPinned:
         """Page-locks host memory for reading by the device, read-only where it can."""
-        return lock(self._driver, self.within, address, num_bytes, self._has_read_only)
+        return self._lock(address, num_bytes, self._has_read_only)
 
     def pinned_over(self, address: int, num_bytes: int) -> CudaPinned:
         """Page-locks host memory that the device also writes."""
-        return lock(self._driver, self.within, address, num_bytes, has_read_only=False)
+        return self._lock(address, num_bytes, has_read_only=False)
+
+    def _lock(self, address: int, num_bytes: int, has_read_only: bool) -> CudaPinned:
+        return lock(self._driver, self.within, self._locked, address, num_bytes, has_read_only)
 
     def pinned_buffer(self, num_bytes: int) -> CudaPinnedBuffer:
         """Page-locked host memory of our own."""
@@ -193,6 +197,9 @@ class _NoKernel:
         """Never."""
         return False
 
+    def prepare(self) -> None:
+        """Nothing."""
+
     def launch(self, batch: Batch, stream: CudaStream) -> None:
         """Not to be called."""
         raise DeviceError("cudaErrorNotSupported", "a kernel on this device")
@@ -214,13 +221,19 @@ def kind_of(facts: PointerFacts) -> MemoryKind | None:
 def device_of(address: int) -> CudaDevice | None:
     """The device that memory belongs to; None for host memory.
 
+    An engine asks, when it registers its pool: that is the time to have the kernel made, before
+    requests are served. A copier asks by uuid and has none: without MPS a kernel of another
+    process gets the whole GPU for a while (ADR 0013).
+
     Raises:
         DeviceError: CUDA cannot be used here.
     """
     facts = load_driver().pointer(address)
     if kind_of(facts) in (None, MemoryKind.HOST):
         return None
-    return visible_devices()[facts.ordinal]
+    device = visible_devices()[facts.ordinal]
+    device.kernel.prepare()
+    return device
 
 
 def device_by_uuid(uuid: bytes) -> CudaDevice:

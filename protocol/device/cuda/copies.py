@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from protocol.device.batches import coalesce
 from protocol.device.cuda import codes
 from protocol.device.cuda.driver import Driver
+from protocol.device.cuda.locked import Locked
 from protocol.device.cuda.order import CudaStream, Order
 from protocol.device.interface import Batch, DeviceError, Direction
 
@@ -49,62 +50,21 @@ class Way(Enum):
     """Of a batch."""
 
     EACH = "one call each"
-    ROWS = "one call for rows"
     BATCH = "one call for all"
     KERNEL = "kernel"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Pieces that lie a fixed distance apart on each end.
-
-    Attributes:
-        target: first byte of the first.
-        target_pitch: from one to the next.
-        source: likewise.
-        source_pitch: likewise.
-        row_bytes: of each.
-        num_rows: how many.
-    """
-
-    target: int
-    target_pitch: int
-    source: int
-    source_pitch: int
-    row_bytes: int
-    num_rows: int
 
 
 class Kernel(Protocol):
     """What copies small pieces; see ``kernel``."""
 
     def is_ready(self) -> bool:
-        """Whether it can be launched; asks for it to be made if nobody did."""
+        """Whether it can be launched."""
+
+    def prepare(self) -> None:
+        """Has it made in the background."""
 
     def launch(self, batch: Batch, stream: CudaStream) -> None:
         """Queues the copies."""
-
-
-def rows_of(batch: Batch, max_pitch: int) -> Rows | None:
-    """A batch as rows, if it is that.
-
-    Args:
-        batch: of two copies at least.
-        max_pitch: the device's longest distance between rows.
-    """
-    size = int(batch.sizes[0])
-    if (batch.sizes != size).any():
-        return None
-    pitches = []
-    for addresses in (batch.targets, batch.sources):
-        steps = np.diff(addresses)
-        pitch = int(steps[0])
-        if not size <= pitch <= max_pitch or (steps != pitch).any():
-            return None
-        pitches.append(pitch)
-    return Rows(
-        int(batch.targets[0]), pitches[0], int(batch.sources[0]), pitches[1], size, len(batch.sizes)
-    )
 
 
 def has_small_pieces(batch: Batch, thresholds: Thresholds) -> bool:
@@ -158,7 +118,10 @@ class Copies:
         driver: of this process.
         order: its streams and events.
         kernel: for small pieces.
-        max_pitch: the device's.
+        locked: what host memory is page-locked; a copy must stay within one lock.
+        has_host_addresses: the device uses the host's own addresses of page-locked memory. Where
+            it does not, neither the call for a batch nor a kernel may be given one: only the call
+            for a single copy looks up what memory an address is.
         thresholds: where one way becomes better than another; measurements set others.
     """
 
@@ -167,15 +130,17 @@ class Copies:
         driver: Driver,
         order: Order,
         kernel: Kernel,
-        max_pitch: int,
+        locked: Locked,
+        has_host_addresses: bool = True,
         thresholds: Thresholds = Thresholds(),
     ) -> None:
         self._driver = driver
         self._order = order
         self._kernel = kernel
-        self._max_pitch = max_pitch
+        self._locked = locked
         self.thresholds = thresholds
-        self._has_batches = True
+        self._has_host_addresses = has_host_addresses
+        self._has_batches = has_host_addresses
         self._beside: dict[Direction, CudaStream] = {}
 
     def queue(self, stream: CudaStream, batch: Batch, direction: Direction) -> Way | None:
@@ -193,15 +158,16 @@ class Copies:
             DeviceError: what could not be queued; copies before it may have been.
         """
         check(batch)
-        batch = coalesce(batch)
+        batch = coalesce(batch, self._locked.begins)
         if not len(batch.sizes):
             return None
         if len(batch.sizes) <= self.thresholds.few:
             return self._each(stream, batch)
-        rows = rows_of(batch, self._max_pitch)
-        if rows is not None:
-            return self._rows(stream, rows)
-        if has_small_pieces(batch, self.thresholds) and self._kernel.is_ready():
+        if (
+            self._has_host_addresses
+            and has_small_pieces(batch, self.thresholds)
+            and self._kernel.is_ready()
+        ):
             self._kernel.launch(batch, stream)
             return Way.KERNEL
         if self._has_batches:
@@ -220,18 +186,6 @@ class Copies:
             self._driver.copy(target, source, size, stream.handle)
         return Way.EACH
 
-    def _rows(self, stream: CudaStream, rows: Rows) -> Way:
-        self._driver.copy_rows(
-            rows.target,
-            rows.target_pitch,
-            rows.source,
-            rows.source_pitch,
-            rows.row_bytes,
-            rows.num_rows,
-            stream.handle,
-        )
-        return Way.ROWS
-
     def _batch(self, stream: CudaStream, batch: Batch, direction: Direction) -> Way:
         columns = (batch.targets.tolist(), batch.sources.tolist(), batch.sizes.tolist())
         if not stream.is_legacy:
@@ -247,7 +201,7 @@ class Copies:
         try:
             self._driver.copy_all(*columns, beside.handle)
         finally:  # also behind what was queued of a batch that failed
-            self._order.wait(stream, self._order.record(beside))
+            self._order.follow(stream, beside)
         return Way.BATCH
 
 

@@ -269,25 +269,6 @@ class Driver:
         """Queues one copy; the driver finds out from the addresses which way."""
         self._call("cuMemcpyAsync", target, source, num_bytes, stream)
 
-    def copy_rows(
-        self,
-        target: int,
-        target_pitch: int,
-        source: int,
-        source_pitch: int,
-        row_bytes: int,
-        num_rows: int,
-        stream: Any,
-    ) -> None:
-        """Queues one copy of rows that lie a fixed distance apart on each end."""
-        rows = self._api.CUDA_MEMCPY2D()
-        # UNIFIED: the driver finds out from the address what memory it is.
-        anywhere = self._api.CUmemorytype.CU_MEMORYTYPE_UNIFIED
-        rows.srcMemoryType, rows.srcDevice, rows.srcPitch = anywhere, source, source_pitch
-        rows.dstMemoryType, rows.dstDevice, rows.dstPitch = anywhere, target, target_pitch
-        rows.WidthInBytes, rows.Height = row_bytes, num_rows
-        self._call("cuMemcpy2DAsync", rows, stream)
-
     def copy_all(
         self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: Any
     ) -> None:

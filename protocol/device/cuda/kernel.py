@@ -1,8 +1,10 @@
-"""The gather kernel on one device: made in the background when first wanted, then launched.
+"""The gather kernel on one device: made in the background when asked for, then launched.
 
-Making it takes a fraction of a second and may wait for the device once, when it is loaded, so a
-thread of its own does it; until then copies go by the copy engine. Where there is no compiler they
-do so for good: slower for small pieces, and nothing else.
+Making it takes a fraction of a second. Loading it may wait for all that the device has to do, and
+hold what the driver's other calls need meanwhile, so it is asked for when a pool is registered,
+before requests are served, and a thread of its own makes it. Until then, and where nobody asks,
+copies go by the copy engine; where there is no compiler they do so for good: slower for small
+pieces, and nothing else.
 
 Must not know: pages, thresholds. ``is_ready`` and ``launch`` run on any thread that has bound the
 device and never wait.
@@ -69,29 +71,30 @@ class GatherKernel:
 
     @property
     def failure(self) -> str | None:
-        """Why there is none; None while there is, or nobody wanted it."""
+        """Why there is none; None while there is, or nobody asked for it."""
         return self._failure
 
     def is_ready(self) -> bool:
-        """Whether it can be launched; the first to ask has it made."""
-        if self._function is not None:
-            return True
+        """Whether it can be launched; has nothing made."""
+        return self._function is not None
+
+    def prepare(self) -> None:
+        """Has it made, once; returns at once. Binds nothing and makes no context here."""
         with self._lock:
             if self._maker is None:
                 self._maker = threading.Thread(target=self._make, name="kvkeep-kernel", daemon=True)
                 self._maker.start()
-        return False
 
     def wait_until_made(self, timeout_s: float) -> bool:
-        """Waits for the thread that makes it; for measurements, never for copies.
+        """Has it made and waits for that; for measurements, never for copies.
 
         Returns:
             whether it can be launched.
         """
-        if not self.is_ready():
-            assert self._maker is not None
-            self._maker.join(timeout_s)
-        return self._function is not None
+        self.prepare()
+        assert self._maker is not None
+        self._maker.join(timeout_s)
+        return self.is_ready()
 
     def launch(self, batch: Batch, stream: CudaStream) -> None:
         """Queues a batch's copies, ``PIECES`` to a launch.

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.device.cuda.driver import Driver
+from protocol.device.cuda.locked import Locked
 from protocol.device.interface import HANDLE_BYTES, DeviceError
 
 _log = logging.getLogger(__name__)
@@ -70,13 +71,25 @@ class CudaPinned(_Held):
         address: first byte.
         num_bytes: length.
         is_read_only: the device was told never to write it.
+        end: called after it was unlocked, also where that failed.
     """
 
     def __init__(
-        self, driver: Driver, within: Within, address: int, num_bytes: int, is_read_only: bool
+        self,
+        driver: Driver,
+        within: Within,
+        address: int,
+        num_bytes: int,
+        is_read_only: bool,
+        end: Callable[[], None],
     ) -> None:
-        what = f"a page lock of {num_bytes} bytes"
-        super().__init__(within, lambda: driver.unlock(address), what)
+        def unlock() -> None:
+            try:
+                driver.unlock(address)
+            finally:
+                end()
+
+        super().__init__(within, unlock, f"a page lock of {num_bytes} bytes")
         self.is_read_only = is_read_only
 
 
@@ -114,7 +127,12 @@ class CudaBuffer(_Held):
 
 
 def lock(
-    driver: Driver, within: Within, address: int, num_bytes: int, has_read_only: bool
+    driver: Driver,
+    within: Within,
+    locked: Locked,
+    address: int,
+    num_bytes: int,
+    has_read_only: bool,
 ) -> CudaPinned:
     """Page-locks host memory for reading, read-only where that works.
 
@@ -124,19 +142,32 @@ def lock(
     Args:
         driver: of this process.
         within: see ``Within``.
+        locked: is told of it.
         address: first byte.
         num_bytes: length.
         has_read_only: the device says that it can.
     """
+    locked.add(address)
+    try:
+        is_read_only = _lock(driver, address, num_bytes, has_read_only)
+    except BaseException:
+        locked.remove(address)
+        raise
+    end = functools.partial(locked.remove, address)
+    return CudaPinned(driver, within, address, num_bytes, is_read_only, end)
+
+
+def _lock(driver: Driver, address: int, num_bytes: int, has_read_only: bool) -> bool:
+    """Locks; whether read-only."""
     if has_read_only:
         try:
             driver.lock(address, num_bytes, is_read_only=True)
-            return CudaPinned(driver, within, address, num_bytes, is_read_only=True)
+            return True
         except DeviceError as error:
             if error.code not in _READ_ONLY_REFUSED:
                 raise
     driver.lock(address, num_bytes, is_read_only=False)
-    return CudaPinned(driver, within, address, num_bytes, is_read_only=False)
+    return False
 
 
 _READ_ONLY_REFUSED = ("cudaErrorNotSupported", "cudaErrorInvalidValue", "cudaErrorNotPermitted")

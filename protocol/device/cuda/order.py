@@ -118,6 +118,7 @@ class Order:
         self._uuid = device_uuid
         self._idle_events: deque[Any] = deque(maxlen=_MAX_IDLE)
         self._idle_streams: deque[Any] = deque()
+        self._owed: dict[CudaStream, None] = {}
 
     def create_stream(self) -> CudaStream:
         """A stream of our own that no legacy stream holds up."""
@@ -136,7 +137,14 @@ class Order:
         return CudaStream(handle, self._uuid, number in LEGACY_HANDLES, None)
 
     def record(self, stream: CudaStream) -> CudaEvent:
-        """Marks the present end of a stream."""
+        """Marks the present end of a stream, with what it should follow and could not be told to.
+
+        Raises:
+            DeviceError: it cannot be marked, or what it should follow would not be covered.
+        """
+        if self._owed and stream.is_legacy:
+            for other in tuple(self._owed):
+                self.follow(stream, other)
         handle = self._take_event()
         try:
             self._driver.record(handle, stream.handle)
@@ -148,6 +156,21 @@ class Order:
     def wait(self, stream: CudaStream, event: CudaEvent) -> None:
         """Makes later work of a stream wait for an event."""
         self._driver.wait(stream.handle, event.handle)
+
+    def follow(self, stream: CudaStream, other: CudaStream) -> None:
+        """Makes later work of the legacy stream wait for all that is queued on one of ours.
+
+        Where that fails, each ``record`` of the legacy stream tries it again before anything else
+        and raises as long as it fails: no event may seem to cover what it does not (memory would
+        be let go under a copy).
+
+        Args:
+            stream: the legacy stream, by either name.
+            other: ours.
+        """
+        self._owed[other] = None
+        self.wait(stream, self.record(other))
+        self._owed.pop(other, None)
 
     def _take_event(self) -> Any:
         """A handle that is done and that nobody holds."""

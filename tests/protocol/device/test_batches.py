@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,6 +32,27 @@ def test_joining_moves_the_same_bytes_in_the_same_order(copies: list[tuple[int, 
     assert moved(joined) == moved(batch)
     again = coalesce(joined)
     assert len(again.sizes) == len(joined.sizes)
+
+
+@given(COPIES, st.lists(st.integers(0, 14), unique=True))
+def test_copies_are_joined_but_where_they_must_not(
+    copies: list[tuple[int, int, int]], begins: list[int]
+) -> None:
+    batch = batch_of(copies)
+    joined = coalesce(batch, np.array(sorted(begins), dtype=np.int64))
+    assert moved(joined) == moved(batch)
+    touching = sum(
+        (a[0] + a[2], a[1] + a[2]) == b[:2] and not {b[0], b[1]} & set(begins)
+        for a, b in itertools.pairwise(copies)
+    )
+    assert len(joined.sizes) == len(copies) - touching
+
+
+def test_touching_ranges_are_not_joined_over_their_edge() -> None:
+    copies = batch_of([(0, 100, 8), (8, 108, 8), (16, 116, 8)])
+    for edges, sizes in (([108], [8, 16]), ([16], [16, 8]), ([0, 100, 124], [24]), ([104], [24])):
+        joined = coalesce(copies, np.array(edges, dtype=np.int64))
+        assert joined.sizes.tolist() == sizes
 
 
 def test_a_thousand_pages_in_a_row_are_one_copy() -> None:

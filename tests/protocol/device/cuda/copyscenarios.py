@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from protocol.device.backends import device_by_uuid, device_of, visible_devices
 from protocol.device.cuda.backend import CudaDevice
 from protocol.device.cuda.copies import Copies, Way
 from protocol.device.cuda.driver import load_driver
 from protocol.device.cuda.kernel import GatherKernel
+from protocol.device.cuda.locked import Locked
 from protocol.device.cuda.order import Order
 from protocol.device.interface import (
     Batch,
@@ -25,7 +29,7 @@ def _copies_with_a_kernel(device: CudaDevice) -> tuple[Copies, GatherKernel]:
     driver = load_driver()
     assert isinstance(device.kernel, GatherKernel)
     kernel = GatherKernel(driver, 90, device.bind, lambda capability: b"\x7fELF for the driver")
-    return Copies(driver, Order(driver, device.uuid, device.bind), kernel, 1 << 30), kernel
+    return Copies(driver, Order(driver, device.uuid, device.bind), kernel, Locked()), kernel
 
 
 def _filled(device: CudaDevice, num_bytes: int) -> tuple[int, NDArray[np.uint8], int]:
@@ -57,11 +61,9 @@ def every_way_of_copying_moves_the_bytes() -> None:
     copies, kernel = _copies_with_a_kernel(device)
     batches = {
         Way.EACH: batch_of([(memory, host, 100), (memory + 200, host + 300, 50)]),
-        Way.ROWS: batch_of([(memory + i * 64, host + i * 4096, 64) for i in range(20)]),
         Way.BATCH: _scattered(memory, host, 50, 20000),
         Way.KERNEL: _scattered(memory, host, 450, 1000),
     }
-    copies.queue(own, batches[Way.KERNEL], TO_DEVICE)  # a kernel is made because of it
     assert kernel.wait_until_made(60), kernel.failure
     for way, batch in batches.items():
         bytes_at(memory, 4 << 20)[:] = 0
@@ -80,10 +82,7 @@ def the_numbers_of_the_calls_are_right() -> None:
     stream = int(own.handle)
     assert f"cuStreamCreate {1}" in log()
     device.copies.queue(own, _scattered(memory, host, 50, 20000), TO_DEVICE)
-    device.copies.queue(
-        own, batch_of([(memory + i * 64, host + i * 4096, 64) for i in range(20)]), TO_DEVICE
-    )
-    assert log() == [f"cuMemcpyBatchAsync 50 1 1 {stream}", f"cuMemcpy2DAsync 64 20 {stream}"]
+    assert log() == [f"cuMemcpyBatchAsync 50 1 1 {stream}"]
     copies, kernel = _copies_with_a_kernel(device)
     assert kernel.wait_until_made(60), kernel.failure
     log()
@@ -139,10 +138,50 @@ def without_the_batched_call_copies_go_one_by_one() -> None:
     assert sum(line.startswith("cuMemcpyBatchAsync") for line in log()) == 1, "tried once"
 
 
-def a_device_whose_kernels_cannot_read_host_memory_has_none() -> None:
+def a_device_without_the_hosts_addresses_gets_single_copies_only() -> None:
     PRETENDED.pretend_attribute(91, 0)
     device = bound()
     memory, _, host = _filled(device, 4 << 20)
     own = device.create_stream()
-    for _ in range(2):
-        assert device.copies.queue(own, _scattered(memory, host, 450, 1000), TO_DEVICE) is Way.BATCH
+    device.kernel.prepare()
+    log()
+    for size in (1000, 4000):  # addresses of the host's in a batch would be an illegal access
+        batch = _scattered(memory, host, 450, size)
+        assert device.copies.queue(own, batch, TO_DEVICE) is Way.EACH
+        assert _is_copied(batch)
+    assert {line.split()[0] for line in log()} == {"cuMemcpyAsync"}
+
+
+def only_who_asks_by_memory_has_a_kernel_made() -> None:
+    """An engine does, when it registers its pool; a copier asks by name."""
+    first = cast(CudaDevice, device_by_uuid(b"PRETENDED-GPU-00"))
+    first.bind()
+    memory, _, host = _filled(first, 4 << 20)
+    own = first.create_stream()
+    small = _scattered(memory, host, 450, 1000)
+    assert first.copies.queue(own, small, TO_DEVICE) is Way.BATCH
+    assert _kernels_asked_for() == [False, False], "not even for many small pieces"
+    assert cast(CudaDevice, device_of("cuda", memory)) is first
+    assert _kernels_asked_for() == [True, False]
+
+
+def _kernels_asked_for() -> list[bool]:
+    kernels = [cast(CudaDevice, device).kernel for device in visible_devices()]
+    return [cast(GatherKernel, kernel)._maker is not None for kernel in kernels]
+
+
+def copies_stay_within_one_page_lock() -> None:
+    device = bound()
+    buffer = device.pinned_buffer(32 << 10)
+    memory = device.allocate(32 << 10).address
+    pages = batch_of([(memory + i * 4096, buffer.address + i * 4096, 4096) for i in range(8)])
+    own = device.create_stream()
+    halves = [device.pin(buffer.address + at, 16 << 10) for at in (0, 16 << 10)]
+    log()
+    device.copy(own, pages, TO_DEVICE)
+    assert log() == [f"cuMemcpyAsync {16 << 10} {int(own.handle)}"] * 2
+    for half in halves:
+        half.close()
+    log()
+    device.copy(own, pages, TO_DEVICE)
+    assert log() == [f"cuMemcpyAsync {32 << 10} {int(own.handle)}"]

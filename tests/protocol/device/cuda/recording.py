@@ -73,9 +73,6 @@ class Recorder:
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.note("copy", target, source, num_bytes, stream)
 
-    def copy_rows(self, *numbers: int) -> None:
-        self.note("copy_rows", *numbers)
-
     def copy_all(
         self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: int
     ) -> None:

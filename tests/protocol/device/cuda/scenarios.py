@@ -41,10 +41,10 @@ def devices_are_found_by_memory_and_by_name() -> None:
     assert visible_devices()[1] is second
     with pytest.raises(DeviceError, match="no GPU here"):
         device_by_uuid(b"PRETENDED-GPU-07")
-    PRETENDED.pretend_memory(1 << 40, 1 << 20, 0, 1)
-    assert device_of("cuda", (1 << 40) + 5) is first
     assert device_of("cuda", 1 << 41) is None
     assert not any("Ctx" in line for line in log()), "finding a device makes no context"
+    PRETENDED.pretend_memory(1 << 40, 1 << 20, 0, 1)  # an engine's, so there is a context
+    assert device_of("cuda", (1 << 40) + 5) is first
 
 
 def the_node_it_is_near_to_is_found_by_its_place_on_the_bus() -> None:

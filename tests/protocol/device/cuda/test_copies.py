@@ -10,20 +10,18 @@ from hypothesis import strategies as st
 from protocol.device.cuda.copies import (
     MAX_PIECE_BYTES,
     Copies,
-    Rows,
     Thresholds,
     Way,
     check,
     has_small_pieces,
-    rows_of,
 )
+from protocol.device.cuda.locked import Locked
 from protocol.device.cuda.order import CudaStream, Order
 from protocol.device.interface import Batch, DeviceError, Direction, batch_of
 from tests.protocol.device.cuda.recording import Recorder
 
 UUID = bytes(16)
 UP = Direction.TO_DEVICE
-PITCH = 1 << 30
 ADDRESSES = st.integers(0, 60)
 PIECES = st.lists(st.tuples(ADDRESSES, ADDRESSES, st.integers(1, 8)), max_size=6)
 
@@ -34,18 +32,26 @@ class Kernel:
     def __init__(self, is_there: bool) -> None:
         self.is_there = is_there
         self.launched: list[Batch] = []
+        self.is_wanted = False
 
     def is_ready(self) -> bool:
         return self.is_there
+
+    def prepare(self) -> None:
+        self.is_wanted = True
 
     def launch(self, batch: Batch, stream: CudaStream) -> None:
         self.launched.append(batch)
 
 
-def rig(is_there: bool = False) -> tuple[Copies, Recorder, Kernel]:
+def rig(
+    is_there: bool = False, locked: Locked | None = None, has_host_addresses: bool = True
+) -> tuple[Copies, Recorder, Kernel]:
     recorder, kernel = Recorder(), Kernel(is_there)
-    order = Order(recorder.as_driver(), UUID, lambda: None)
-    return Copies(recorder.as_driver(), order, kernel, PITCH), recorder, kernel
+    driver = recorder.as_driver()
+    order = Order(driver, UUID, lambda: None)
+    copies = Copies(driver, order, kernel, locked or Locked(), has_host_addresses)
+    return copies, recorder, kernel
 
 
 def stream(number: int = 9, is_legacy: bool = False) -> CudaStream:
@@ -88,41 +94,6 @@ def test_columns_must_fit_and_copies_have_bytes() -> None:
             check(bad)
 
 
-@given(
-    st.integers(0, 1000),
-    st.integers(0, 1000),
-    st.integers(1, 50),
-    st.integers(0, 20),
-    st.integers(0, 20),
-    st.integers(2, 9),
-)
-def test_rows_are_found(
-    target: int, source: int, size: int, target_gap: int, source_gap: int, num_rows: int
-) -> None:
-    pitches = (size + target_gap, size + source_gap)
-    pieces = [(target + i * pitches[0], source + i * pitches[1], size) for i in range(num_rows)]
-    rows = Rows(target, pitches[0], source, pitches[1], size, num_rows)
-    assert rows_of(batch_of(pieces), PITCH) == rows
-    assert rows_of(batch_of(pieces[::-1]), PITCH) is None
-    assert rows_of(batch_of(pieces), size - 1) is None
-    pieces[-1] = (*pieces[-1][:2], size + 1)
-    assert rows_of(batch_of(pieces), PITCH) is None
-
-
-@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=5))
-def test_rows_say_where_each_piece_lies(places: list[tuple[int, int]]) -> None:
-    pieces = [(target, source, 1) for target, source in places]
-    rows = rows_of(batch_of(pieces), PITCH)
-    if rows is None:
-        steps = {(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(places)}
-        assert len(steps) > 1 or min(steps.pop()) < 1
-    else:
-        assert pieces == [
-            (rows.target + i * rows.target_pitch, rows.source + i * rows.source_pitch, 1)
-            for i in range(rows.num_rows)
-        ]
-
-
 def test_small_pieces_are_many_and_small() -> None:
     limits = Thresholds(few=4, kernel_pieces=10, kernel_bytes=100)
     assert has_small_pieces(irregular(10, 100), limits)
@@ -142,7 +113,7 @@ def test_small_pieces_are_many_and_small() -> None:
         (irregular(500, 4096), False, Way.BATCH),
         (irregular(500, 256 << 10), True, Way.BATCH),
         (irregular(8, 64), True, Way.BATCH),
-        (apart(8), True, Way.ROWS),
+        (apart(8), True, Way.BATCH),
     ],
 )
 def test_a_batch_takes_the_best_way_there_is(batch: Batch, is_there: bool, way: Way) -> None:
@@ -150,7 +121,6 @@ def test_a_batch_takes_the_best_way_there_is(batch: Batch, is_there: bool, way: 
     assert copies.queue(stream(), batch, UP) is way
     expected = {
         Way.EACH: ["copy"] * len(batch.sizes),
-        Way.ROWS: ["copy_rows"],
         Way.BATCH: ["copy_all"],
         Way.KERNEL: [],
     }
@@ -163,6 +133,37 @@ def test_neighbours_become_one_copy() -> None:
     pages = [((1 << 40) + i * 4096, i * 4096, 4096) for i in range(1000)]
     assert copies.queue(stream(), batch_of(pages), UP) is Way.EACH
     assert recorder.calls == [("copy", 1 << 40, 0, 4096000, 9)]
+
+
+def test_a_copy_stays_within_one_page_lock() -> None:
+    locked = Locked()
+    copies, recorder, _ = rig(locked=locked)
+    pages = batch_of([((1 << 40) + i * 4096, (1 << 30) + i * 4096, 4096) for i in range(16)])
+    locked.add(1 << 30)
+    locked.add((1 << 30) + 8 * 4096)  # as two extents that were mapped side by side
+    copies.queue(stream(), pages, UP)
+    halves = [((1 << 40) + i * 32768, (1 << 30) + i * 32768, 32768) for i in (0, 1)]
+    assert recorder.calls == [("copy", *half, 9) for half in halves]
+    back = Batch(pages.sources, pages.targets, pages.sizes)
+    copies.queue(stream(), back, Direction.TO_HOST)
+    assert len(recorder.calls) == 4
+    locked.remove((1 << 30) + 8 * 4096)
+    copies.queue(stream(), pages, UP)
+    assert len(recorder.calls) == 5
+
+
+def test_no_batch_asks_for_a_kernel() -> None:
+    copies, _, kernel = rig()
+    assert copies.queue(stream(), irregular(500, 4096), UP) is Way.BATCH
+    assert not kernel.is_wanted, "it would be loaded while requests are served"
+
+
+def test_a_device_without_the_hosts_addresses_gets_single_copies_only() -> None:
+    copies, recorder, kernel = rig(is_there=True, has_host_addresses=False)
+    for batch in (irregular(500, 4096), irregular(9, 1 << 20), apart(8)):
+        assert copies.queue(stream(), batch, UP) is Way.EACH
+    assert set(recorder.names()) == {"copy"}
+    assert not kernel.launched
 
 
 def test_nothing_is_nothing() -> None:
@@ -182,9 +183,8 @@ def test_only_the_batched_call_leaves_the_legacy_stream() -> None:
     copies, recorder, kernel = rig(is_there=True)
     legacy = stream(0, is_legacy=True)
     copies.queue(legacy, irregular(2, 100), UP)
-    copies.queue(legacy, apart(8), UP)
     copies.queue(legacy, irregular(500, 4096), UP)
-    assert recorder.names() == ["copy", "copy", "copy_rows"]
+    assert recorder.names() == ["copy", "copy"]
     assert len(kernel.launched) == 1
     recorder.calls.clear()
     copies.queue(legacy, irregular(500, 256 << 10), UP)
@@ -192,6 +192,32 @@ def test_only_the_batched_call_leaves_the_legacy_stream() -> None:
     names = [name for name in recorder.names() if name in told]
     assert names == ["record", "wait", "copy_all", "record", "wait"]
     assert recorder.calls[-1][1] == 0
+
+
+def test_no_event_covers_a_batch_that_could_not_be_ordered() -> None:
+    recorder = Recorder()
+    driver = recorder.as_driver()
+    order = Order(driver, UUID, lambda: None)
+    copies = Copies(driver, order, Kernel(False), Locked())
+    legacy, batch = stream(0, is_legacy=True), irregular(9, 1 << 20)
+    refused = DeviceError("cudaErrorMemoryAllocation", "waiting")
+    recorder.hooks["copy_all"] = lambda: recorder.failures.update(wait=refused)
+    with pytest.raises(DeviceError, match="waiting"):
+        copies.queue(legacy, batch, UP)
+    (beside,) = [call[2] for call in recorder.calls if call[0] == "copy_all"]
+    with pytest.raises(DeviceError, match="waiting"):
+        order.record(legacy)  # it would be done before the batch is
+    own = order.create_stream()
+    order.record(own)  # others go on
+    recorder.failures.clear()
+    recorder.calls.clear()
+    order.record(legacy)
+    told = [call for call in recorder.calls if call[0] in ("record", "wait")]
+    assert [call[0] for call in told] == ["record", "wait", "record"]
+    assert (told[0][2], told[1][1], told[2][2]) == (beside, 0, 0)
+    recorder.calls.clear()
+    order.record(legacy)
+    assert "wait" not in recorder.names(), "once is enough"
 
 
 def test_the_two_directions_do_not_queue_behind_each_other() -> None:

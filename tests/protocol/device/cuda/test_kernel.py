@@ -94,7 +94,7 @@ def test_each_piece_has_a_warp_of_its_own() -> None:
     assert recorder.calls == [("launch", "function", blocks, 256, 5) for blocks in (25, 25, 2)]
 
 
-def test_it_is_made_in_the_background_once() -> None:
+def test_it_is_made_in_the_background_once_when_asked_for() -> None:
     recorder = Recorder()
     gate, threads = threading.Event(), []
 
@@ -106,6 +106,9 @@ def test_it_is_made_in_the_background_once() -> None:
     bound: list[str] = []
     kernel = GatherKernel(recorder.as_driver(), 103, lambda: bound.append("bound"), compile_)
     assert not kernel.is_ready()
+    assert not threads, "asking whether it is there has nothing made"
+    kernel.prepare()
+    kernel.prepare()
     assert not kernel.is_ready()
     gate.set()
     assert kernel.wait_until_made(10)

@@ -3,6 +3,7 @@ import threading
 import numpy as np
 import pytest
 
+from protocol.device.cuda.locked import Locked
 from protocol.device.cuda.memory import CudaOpened, Openings, lock
 from protocol.device.interface import DeviceError
 from tests.protocol.device.cuda.recording import Recorder
@@ -91,9 +92,11 @@ def test_many_threads_open_and_close_without_losing_count() -> None:
 
 def test_read_only_is_tried_first_where_promised() -> None:
     recorder = Recorder()
-    assert lock(recorder.as_driver(), recorder.within, 4096, 4096, has_read_only=True).is_read_only
+    assert lock(
+        recorder.as_driver(), recorder.within, Locked(), 4096, 4096, has_read_only=True
+    ).is_read_only
     assert not lock(
-        recorder.as_driver(), recorder.within, 8192, 4096, has_read_only=False
+        recorder.as_driver(), recorder.within, Locked(), 8192, 4096, has_read_only=False
     ).is_read_only
     assert recorder.calls == [("lock", True), ("lock", False)]
 
@@ -113,17 +116,17 @@ def test_only_a_refusal_of_read_only_is_tried_again(code: str, falls_back: bool)
     recorder.failures["lock read-only"] = DeviceError(code, "lock")
     if falls_back:
         assert not lock(
-            recorder.as_driver(), recorder.within, 4096, 4096, has_read_only=True
+            recorder.as_driver(), recorder.within, Locked(), 4096, 4096, has_read_only=True
         ).is_read_only
     else:
         with pytest.raises(DeviceError, match=code):
-            lock(recorder.as_driver(), recorder.within, 4096, 4096, has_read_only=True)
+            lock(recorder.as_driver(), recorder.within, Locked(), 4096, 4096, has_read_only=True)
     assert len(recorder.calls) == 1 + falls_back
 
 
 def test_giving_back_raises_nothing_and_happens_once(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
-    pinned = lock(recorder.as_driver(), recorder.within, 4096, 8192, has_read_only=True)
+    pinned = lock(recorder.as_driver(), recorder.within, Locked(), 4096, 8192, has_read_only=True)
     recorder.failures["unlock"] = DeviceError("cudaErrorIllegalAddress", "unlock", True)
     pinned.close()
     pinned.close()
@@ -159,3 +162,17 @@ def test_without_cupy_there_is_no_array(monkeypatch: pytest.MonkeyPatch) -> None
     opened = opened_once()
     with pytest.raises(DeviceError, match="cupy is not installed"):
         opened.as_array()
+
+
+def test_what_is_locked_is_known_while_it_is() -> None:
+    recorder, locked = Recorder(), Locked()
+    driver = recorder.as_driver()
+    pinned = lock(driver, recorder.within, locked, 4096, 8192, has_read_only=True)
+    recorder.failures["lock"] = DeviceError("cudaErrorMemoryAllocation", "lock")
+    with pytest.raises(DeviceError):
+        lock(driver, recorder.within, locked, 1 << 20, 8192, has_read_only=True)
+    assert locked.begins.tolist() == [4096]
+    recorder.failures["unlock"] = DeviceError("cudaErrorUnknown", "unlock", True)
+    pinned.close()
+    pinned.close()
+    assert locked.begins.tolist() == []
