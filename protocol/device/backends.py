@@ -56,6 +56,9 @@ def device_by_uuid(uuid: bytes) -> Device:
         return driver.device(index)
     if len(uuid) != UUID_BYTES:
         raise DeviceError("cudaErrorInvalidDevice", f"a device's uuid of {len(uuid)} bytes")
+    if os.environ.get(FOLDER):
+        what = f"{FOLDER} is set, so devices are simulated; of them none has the uuid {uuid.hex()}"
+        raise DeviceError("cudaErrorNoDevice", what)
     return cast(Device, _cuda().device_by_uuid(uuid))
 
 

@@ -23,7 +23,10 @@ from server.cli.findings import Finding, Level
 
 PROBE_LIMIT_S = 90.0
 _PROBE = "server.copier.probe"
-_VISIBLE = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "KVKEEP_SIMULATED_CUDA")
+_VISIBLE = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_SIMULATED = "KVKEEP_SIMULATED_CUDA"
+_PROHIBITED, _EXCLUSIVE = 2, 3
+"""Compute modes, as NVML numbers them."""
 _RING = "engines on it save through a staging ring, one more copy of each page"
 _CONTAINERS = (
     "server and engine need one pid namespace and both the GPU; it does not work in MIG instances "
@@ -120,6 +123,10 @@ def findings(environ: Mapping[str, str], installed: Driver) -> list[Finding]:
         for name in _VISIBLE
         if name in environ
     ]
+    if environ.get(_SIMULATED):
+        found.append(simulated(environ[_SIMULATED]))
+        if not Path(environ[_SIMULATED]).is_dir():
+            return found  # a probe would make it
     listed = ask(["list"])
     if "devices" not in listed:
         return [*found, Finding(Level.ERROR, "GPUs", str(listed["error"]))]
@@ -130,9 +137,44 @@ def findings(environ: Mapping[str, str], installed: Driver) -> list[Finding]:
     for device in listed["devices"]:
         label = str(device["label"])
         numa_node = installed.numa_nodes.get(label)
+        found += usable(device)
+        if device["error"]:
+            continue
         found.append(seen(device, numa_node))
         found += placing(label, numa_node, numa.nodes_of())
         found += tried(label, ask(["share", str(device["uuid"])]))
+    return found
+
+
+def simulated(folder: str) -> Finding:
+    """That devices are simulated, which nobody wants but a test.
+
+    Args:
+        folder: that the environment names.
+    """
+    what = "no GPU is looked at" if Path(folder).is_dir() else "there is no such folder"
+    text = f"{_SIMULATED}={folder}: devices are simulated, {what}"
+    return Finding(Level.WARNING, "environment", text, f"unset {_SIMULATED}; it is for tests")
+
+
+def usable(device: Mapping[str, Any]) -> list[Finding]:
+    """What keeps processes off a device; nothing where all may use it.
+
+    Args:
+        device: as the probe lists it.
+    """
+    label, mode = str(device["label"]), device["compute_mode"]
+    found = []
+    if mode == _EXCLUSIVE:
+        text = f"compute mode EXCLUSIVE_PROCESS: no copier can work beside an engine; {_RING}"
+        advice = "nvidia-smi -c DEFAULT, or one MPS daemon for server and engines (docs/cuda.md)"
+        found.append(Finding(Level.WARNING, label, text, advice))
+    if device["error"]:
+        why = "compute mode PROHIBITED" if mode == _PROHIBITED else str(device["error"])
+        advice = "nvidia-smi -c DEFAULT" if mode == _PROHIBITED else ""
+        # With an engine on it that is what an exclusive device answers everybody else.
+        level = Level.WARNING if mode == _EXCLUSIVE else Level.ERROR
+        found.append(Finding(level, label, f"nothing could be tried: {why}", advice))
     return found
 
 
@@ -208,6 +250,9 @@ def tried(label: str, answer: Mapping[str, Any]) -> list[Finding]:
 
 
 def _sharing(label: str, steps: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    if label.startswith("MIG-"):
+        text = f"a MIG instance, for which no copier is started: {_RING}"
+        return [Finding(Level.NOTE, label, text)]
     failed = next((name for name in ("export", "open") if steps[name]["error"]), "")
     if failed:
         text = f"sharing by handle: {failed} failed ({steps[failed]['error']}); {_RING}"

@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from protocol.device import backends
+from protocol.device.cuda import nvml
 from protocol.device.interface import Device, DeviceError, Direction, Stream, batch_of
 
 T = TypeVar("T")
@@ -36,15 +36,6 @@ PIN_BYTES = 64 << 20
 WAIT_S = 20.0
 OPEN_LIMIT_S = 40.0
 UUID_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
-def device_name(device_uuid: bytes) -> str:
-    """A device as the driver's tools name it, which is what ``CUDA_VISIBLE_DEVICES`` takes.
-
-    Args:
-        device_uuid: 16 bytes.
-    """
-    return f"GPU-{uuid.UUID(bytes=device_uuid)}"
 
 
 def finish(device: Device, stream: Stream) -> None:
@@ -65,27 +56,35 @@ def list_devices() -> dict[str, Any]:
     """What the driver shows to this process.
 
     Returns:
-        ``devices``: uuid (hexadecimal), name, free and total bytes of each; ``error``: why there
+        ``devices``: uuid (hexadecimal), label, name, compute mode (None where not known), free and
+        total bytes of each, and ``error``, why it cannot be used, or empty; ``error``: why there
         are none, or empty.
     """
     try:
-        found = backends.visible_devices()
-        devices = []
-        for device in found:
-            device.bind()
-            memory = device.memory()
-            devices.append(
-                {
-                    "uuid": device.uuid.hex(),
-                    "label": device_name(device.uuid),
-                    "name": device.name,
-                    "free_bytes": memory.free_bytes,
-                    "total_bytes": memory.total_bytes,
-                }
-            )
+        devices = [listed(device) for device in backends.visible_devices()]
     except DeviceError as error:
         return {"devices": [], "error": str(error)}
     return {"devices": devices, "error": "" if devices else "the driver shows no device"}
+
+
+def listed(device: Device) -> dict[str, Any]:
+    """One device as ``list_devices`` has it; one that refuses to be used hides no other."""
+    failed, sizes = "", (0, 0)
+    try:
+        device.bind()
+        memory = device.memory()
+        sizes = (memory.free_bytes, memory.total_bytes)
+    except DeviceError as error:
+        failed = str(error)
+    return {
+        "uuid": device.uuid.hex(),
+        "label": nvml.device_name(device.uuid),
+        "name": device.name,
+        "compute_mode": nvml.compute_mode(device.uuid),
+        "free_bytes": sizes[0],
+        "total_bytes": sizes[1],
+        "error": failed,
+    }
 
 
 class Trial:
@@ -173,7 +172,7 @@ class Sharing:
         Raises:
             ValueError: it could not, or read something else.
         """
-        label = device_name(self._device.uuid)
+        label = nvml.device_name(self._device.uuid)
         asked = {"handle": handle.hex(), "offset_bytes": offset_bytes}
         done = subprocess.run(
             [sys.executable, "-m", "server.copier.probe", "open", self._device.uuid.hex()],

@@ -346,13 +346,10 @@ def _loaded() -> Driver:
     try:
         driver.begin()
     except DeviceError as error:
-        what = f"CUDA: no NVIDIA driver that works ({error})"
-        raise DeviceError(_reason(error), what, error.is_sticky) from error
+        if error.code == codes.NAMES[codes.NEEDS_NEWER_DRIVER]:
+            # Every driver has this call, so the bindings found none; they say it in many words.
+            what = "CUDA: the NVIDIA driver's library libcuda.so.1 is not found"
+            raise DeviceError("no driver", what) from error
+        what = "CUDA: no NVIDIA driver that works, cuInit"
+        raise DeviceError(error.code, what, error.is_sticky) from error
     return driver
-
-
-def _reason(error: DeviceError) -> str:
-    """The runtime's word for a driver that is not there; else what the driver said."""
-    if error.code == codes.NAMES[codes.NEEDS_NEWER_DRIVER]:
-        return "cudaErrorInsufficientDriver"
-    return error.code

@@ -38,6 +38,13 @@ def test_nothing_is_simulated_unless_switched_on(monkeypatch: pytest.MonkeyPatch
         device_by_uuid(uuid_of(0))
 
 
+def test_while_devices_are_simulated_a_real_one_is_refused_with_the_reason(
+    device: SimulatedDevice,
+) -> None:
+    with pytest.raises(DeviceError, match=f"{FOLDER} is set"):
+        device_by_uuid(bytes(range(16)))
+
+
 def test_what_is_not_a_uuid_is_refused() -> None:
     with pytest.raises(DeviceError, match="3 bytes"):
         device_by_uuid(b"abc")

@@ -64,7 +64,18 @@ def test_everything_is_tried_on_a_simulated_device(machine: Path) -> None:
     assert "took 96 MiB of the GPU" in told
     assert "page-locking: 64 MiB, read-only" in told
     assert "loading: 1 MiB came through as written" in told
-    assert found["worst"] in ("note", "warning")
+    assert found["worst"] == "warning"  # devices are simulated
+
+
+def test_simulated_devices_of_no_folder_are_a_warning_and_none_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVKEEP_SIMULATED_CUDA", str(tmp_path / "none"))
+    _, found = run()
+    [row] = [row for row in found["findings"] if "simulated" in row["text"]]
+    assert (row["level"], "no such folder" in row["text"]) == ("warning", True)
+    assert not list(tmp_path.iterdir())
+    assert not of(found, "GPU-")
 
 
 def test_pins_that_are_not_read_only_are_told(machine: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from protocol.device.cuda import nvml
 from server import numa
 from server.cli import gpucheck
 from server.cli.findings import Level
@@ -103,6 +104,31 @@ def test_what_a_device_is() -> None:
     device = {"label": LABEL, "name": "NVIDIA H200", "total_bytes": 1 << 40, "free_bytes": 1 << 30}
     assert gpucheck.seen(device, 1).text == "NVIDIA H200, 1 TiB, 1 GiB free, NUMA node 1"
     assert gpucheck.seen(device, None).text.endswith("NUMA node unknown")
+
+
+def test_who_may_use_a_device_is_said_where_not_all_may() -> None:
+    device: dict[str, Any] = {"label": LABEL, "compute_mode": 0, "error": ""}
+    assert gpucheck.usable(device) == []
+    assert gpucheck.usable(device | {"compute_mode": None}) == []
+    [alone] = gpucheck.usable(device | {"compute_mode": 3})
+    assert (alone.level, "EXCLUSIVE_PROCESS" in alone.text) == (Level.WARNING, True)
+    busy = gpucheck.usable(device | {"compute_mode": 3, "error": "busy"})
+    assert [finding.level for finding in busy] == [Level.WARNING] * 2
+    [closed] = gpucheck.usable(device | {"compute_mode": 2, "error": "busy"})
+    assert (closed.level, "PROHIBITED" in closed.text) == (Level.ERROR, True)
+    [broken] = gpucheck.usable(device | {"error": "busy"})
+    assert (broken.level, "busy" in broken.text) == (Level.ERROR, True)
+
+
+def test_modes_are_numbered_as_nvml_does() -> None:
+    assert (gpucheck._PROHIBITED, gpucheck._EXCLUSIVE) == (nvml.PROHIBITED, nvml.EXCLUSIVE)
+
+
+def test_a_mig_instance_is_said_to_go_through_the_ring() -> None:
+    found = gpucheck.tried("MIG-1", steps())
+    assert found[0].level is Level.NOTE
+    assert "staging ring" in found[0].text
+    assert not any("another process" in finding.text for finding in found)
 
 
 HERE = frozenset(os.sched_getaffinity(0))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protocol.device.simulated.faults import Fault, plant
 from protocol.device.simulated.settings import Machine, uuid_of, write_machine
 from server.copier import probe
 from tests.wire.process import ROOT
@@ -96,6 +97,9 @@ def test_a_wrong_question_is_refused() -> None:
             probe.main(arguments)
 
 
-def test_the_drivers_own_name_of_a_device() -> None:
-    name = probe.device_name(bytes(range(16)))
-    assert name == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+def test_a_device_that_refuses_hides_no_other(folder: Path) -> None:
+    plant(folder, Fault(call="bind", code="cudaErrorDevicesUnavailable", device=0))
+    refused, other = run(folder, "list")["devices"]
+    assert "cudaErrorDevicesUnavailable" in refused["error"]
+    assert (other["error"], other["total_bytes"]) == ("", 1 << 30)
+    assert other["label"].startswith("GPU-")

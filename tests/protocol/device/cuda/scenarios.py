@@ -285,6 +285,7 @@ def a_driver_that_does_not_begin_is_one_clear_error() -> None:
     PRETENDED.pretend_fail(b"cuInit", 100)
     with pytest.raises(DeviceError, match="no NVIDIA driver that works") as caught:
         visible_devices()
+    assert str(caught.value).endswith("cuInit: cudaErrorNoDevice"), "one code, the driver's"
     assert caught.value.code == "cudaErrorNoDevice"
     PRETENDED.pretend_fail(b"cuInit", 0)
     assert len(visible_devices()) == 2, "a failure is not remembered"

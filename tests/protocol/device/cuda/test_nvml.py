@@ -13,9 +13,10 @@ NAME = "00010203-0405-0607-0809-0a0b0c0d0e0f"
 class Library:
     """Answers as NVML does for one name."""
 
-    def __init__(self, name: str, memory_status: int = 0) -> None:
+    def __init__(self, name: str, memory_status: int = 0, mode: int | None = 0) -> None:
         self.name = name.encode()
         self.memory_status = memory_status
+        self.mode = mode
 
     def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:  # noqa: N802
         if name != self.name:
@@ -28,6 +29,13 @@ class Library:
         places = ctypes.cast(memory, ctypes.POINTER(ctypes.c_ulonglong))
         places[0], places[1], places[2] = 100, 30, 70  # total, free, used
         return self.memory_status
+
+    def nvmlDeviceGetComputeMode(self, handle: ctypes.c_void_p, mode: Any) -> int:  # noqa: N802
+        assert handle.value == 0xABC
+        if self.mode is None:
+            return 3  # not supported
+        ctypes.cast(mode, ctypes.POINTER(ctypes.c_int))[0] = self.mode
+        return 0
 
 
 @pytest.mark.parametrize("prefix", ["GPU-", "MIG-"])
@@ -48,3 +56,18 @@ def test_a_library_that_is_not_there_or_another_says_nothing() -> None:
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
 def test_without_nvml_nothing_is_said() -> None:
     assert nvml.device_memory(UUID) is None
+
+
+@pytest.mark.parametrize("prefix", ["GPU-", "MIG-"])
+def test_a_device_has_the_name_that_nvml_knows(prefix: str) -> None:
+    assert nvml.device_name(UUID, Library(prefix + NAME)) == prefix + NAME
+
+
+def test_a_device_that_nvml_does_not_know_is_taken_for_a_whole_one() -> None:
+    assert nvml.device_name(UUID, Library("GPU-of-others")) == "GPU-" + NAME
+    assert nvml.compute_mode(UUID, Library("GPU-of-others")) is None
+
+
+def test_who_may_use_a_device() -> None:
+    for mode in (0, nvml.PROHIBITED, nvml.EXCLUSIVE, None):
+        assert nvml.compute_mode(UUID, Library("MIG-" + NAME, mode=mode)) == mode
