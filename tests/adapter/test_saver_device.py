@@ -137,7 +137,8 @@ def test_layers_are_copied_as_they_are_computed(gpu: Gpu, link: Link, server: Re
             rig.saver.layer_done(layer, rig.main.record_event())
         rig.saver.launched()
         bind(rig.saver)  # the wave is closed
-        until(lambda: counted(rig.saver, "chunks_staged_by_layer") == 2 * (len(rig.found) + 1))
+        staged = 2 * (len(rig.found) + 1)
+        until(lambda n=staged: counted(rig.saver, "chunks_staged_by_layer") == n, 20)
         expected.append(content)
         bind(rig.saver, alive={key: 2})
         until(lambda: len(rig.found) == len(expected))

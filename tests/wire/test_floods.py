@@ -153,7 +153,9 @@ def test_two_thousand_connections_that_say_nothing(
         bystander.check()
         with engaged(server, make_namespace(model=f"late/{kind}")) as late:
             assert late.save(make_keys(1, 4), [0, 1, 2, 3]) == 4
-        assert wait_until(lambda: num_descriptors(server.pid) - files < guard.MAX_STRANGERS + 80)
+        # The guard looks again when a quarter of what strangers may have has come.
+        most = files + guard.MAX_STRANGERS * 5 // 4 + 80
+        assert wait_until(lambda: num_descriptors(server.pid) < most)
         assert anon_bytes(server.pid) - memory < 64 * MIB
     assert wait_until(lambda: num_descriptors(server.pid) <= files + 4)
     bystander.check()
