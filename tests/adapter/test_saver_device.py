@@ -137,8 +137,7 @@ def test_layers_are_copied_as_they_are_computed(gpu: Gpu, link: Link, server: Re
             rig.saver.layer_done(layer, rig.main.record_event())
         rig.saver.launched()
         bind(rig.saver)  # the wave is closed
-        staged = 2 * (len(rig.found) + 1)
-        until(lambda n=staged: counted(rig.saver, "chunks_staged_by_layer") == n, 20)
+        until(lambda: counted(rig.saver, "chunks_staged_by_layer") == 2 * (len(rig.found) + 1), 20)
         expected.append(content)
         bind(rig.saver, alive={key: 2})
         until(lambda: len(rig.found) == len(expected))

@@ -140,7 +140,7 @@ def engaged(
         yield engine
         if engine.session and server.process.poll() is None:
             # Closing alone would leave the session: this process lives on.
-            engine.wire.on_wait = lambda: None  # an extent that comes now is nobody's any more
+            engine.wire.on_wait = None  # an extent that comes now is nobody's any more
             engine.wire.call(Unregister(session=engine.session), Done)
     finally:
         engine.close()
