@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Skip what this machine cannot run, in words; CI may not skip the Node.js client.
 
     ``KV_SAMPLE=1/3`` keeps the second third of the files. In CI
-    each of the other interpreters runs a sixth.
+    each of the other interpreters runs a ninth.
     """
     part, parts = map(int, os.environ.get("KV_SAMPLE", "0/1").split("/"))
     out = [item for item in items if zlib.crc32(item.path.name.encode()) % parts != part]
