@@ -25,6 +25,20 @@ _ATTACH_GLOBAL = 1
 _LEGACY = 0
 _KERNEL_LIMIT_S = 30.0
 
+ATTRIBUTES = (
+    "READ_ONLY_HOST_REGISTER_SUPPORTED",
+    "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+    "HOST_REGISTER_SUPPORTED",
+    "IPC_EVENT_SUPPORTED",
+    "UNIFIED_ADDRESSING",
+    "COMPUTE_MODE",
+    "MULTI_GPU_BOARD",
+    "ASYNC_ENGINE_COUNT",
+    "COMPUTE_CAPABILITY_MAJOR",
+    "COMPUTE_CAPABILITY_MINOR",
+)
+"""Names of device attributes, without ``CU_DEVICE_ATTRIBUTE_``."""
+
 SOURCE = r"""
 extern "C" __global__ void hold(unsigned long long nanoseconds) {
     unsigned long long begun, now;
@@ -62,6 +76,25 @@ def checked(answer: tuple[Any, ...], what: str) -> Any:
     if int(status) != 0:
         raise DeviceError(getattr(status, "name", str(status)), what)
     return rest[0] if len(rest) == 1 else rest
+
+
+def attributes() -> dict[str, int | str]:
+    """Raw properties of the thread's device that decide how kvkeep works, and of the driver."""
+    from cuda.bindings import driver
+
+    device = checked(driver.cuCtxGetDevice(), "the thread's device")
+    found: dict[str, int | str] = {
+        "driver's CUDA version": int(checked(driver.cuDriverGetVersion(), "cuDriverGetVersion")),
+        "bindings know cuMemcpyBatchAsync": str(hasattr(driver, "cuMemcpyBatchAsync")),
+    }
+    for name in ATTRIBUTES:
+        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if which is None:
+            found[name] = "unknown to the bindings"
+            continue
+        status, *value = driver.cuDeviceGetAttribute(which, device)
+        found[name] = int(value[0]) if int(status) == 0 else status.name
+    return found
 
 
 def compile_source(capability: int) -> bytes:
@@ -213,6 +246,9 @@ class CudaGround:
         self.device.bind()
         self._kernels = Kernels()
         self._matrices: list[DeviceBuffer] = []
+
+    def attributes(self) -> dict[str, int | str]:
+        return attributes()
 
     def main_stream(self) -> Any:
         return EngineStream(self.device, _LEGACY)

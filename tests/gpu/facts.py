@@ -14,6 +14,8 @@ from tests.gpu.ground import Ground
 from tests.slow.figure import Figure
 from tests.wire.process import ROOT
 
+DOCTOR_EXIT = "doctor's exit code"
+DOCTOR_LIMIT_S = 25.0
 PACKAGES = ("numpy", "pyzmq", "cuda-bindings", "cupy-cuda12x", "cupy-cuda13x", "torch")
 
 
@@ -29,6 +31,7 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
         "kernel": Figure(os.uname().release),
         "python": Figure(platform.python_version()),
     }
+    figures |= {name: Figure(value) for name, value in ground.attributes().items()}
     for name in PACKAGES:
         try:
             figures[name] = Figure(importlib.metadata.version(name))
@@ -39,11 +42,11 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DOCTOR_LIMIT_S,
         check=False,
     )
     for row in json.loads(done.stdout)["findings"]:
         if row["level"] != "ok" or row["about"].startswith(("GPU", "driver")):
             figures[f"doctor, {row['level']}: {row['about']}: {row['text']}"] = Figure(True)
-    figures["doctor's exit code"] = Figure(done.returncode, "0", done.returncode == 0)
+    figures[DOCTOR_EXIT] = Figure(done.returncode, "0", done.returncode == 0)
     return figures

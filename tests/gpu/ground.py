@@ -50,6 +50,9 @@ class Ground(Protocol):
     def tensor_device(self) -> str:
         """What a tensor in its memory says of its device."""
 
+    def attributes(self) -> dict[str, int | str]:
+        """What the driver says of the device, as it says it."""
+
     def main_stream(self) -> Any:
         """The stream a host passes to hooks: has ``record_event`` and ``cuda_stream``.
 

@@ -40,6 +40,9 @@ class SimulatedGround:
         self.device: Any = found.device(0)
         self.device.bind()
 
+    def attributes(self) -> dict[str, int | str]:
+        return {}
+
     def main_stream(self) -> Any:
         return self.device.create_stream("M")
 

@@ -19,18 +19,18 @@ from tests.gpu.ground import NAMES, ground_for
 from tests.slow.figure import Figure
 
 STEPS = {
-    "facts": 60.0,
-    "roundtrip": 60.0,
-    "torture": 75.0,
-    "deaths": 90.0,
-    "rates": 90.0,
-    "hooks": 45.0,
-    "pinning": 45.0,
-    "footprint": 45.0,
-    "ways": 30.0,
-    "sanitizer": 60.0,
+    "facts": 30.0,
+    "roundtrip": 40.0,
+    "torture": 45.0,
+    "deaths": 50.0,
+    "rates": 50.0,
+    "hooks": 25.0,
+    "pinning": 25.0,
+    "footprint": 25.0,
+    "ways": 20.0,
+    "sanitizer": 30.0,
 }
-"""Every step, in order, and the longest it may take in seconds."""
+"""Every step, in order, and the longest it may take in seconds; all of them fit into one run."""
 
 NEVER = ("wrong_pages",)
 """Ends of figures' names whose target is a condition and no wish."""

@@ -39,6 +39,12 @@ def test_the_bindings_know_every_name(module: str) -> None:
     assert [name for name in sorted(names) if not hasattr(there, name)] == []
 
 
+def test_the_bindings_know_every_attribute() -> None:
+    known = dir(driver.CUdevice_attribute)
+    wanted = [f"CU_DEVICE_ATTRIBUTE_{name}" for name in cudaground.ATTRIBUTES]
+    assert [name for name in wanted if name not in known] == []
+
+
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_kernels_compile(capability: int) -> None:
     assert len(cudaground.compile_source(capability)) > 1000

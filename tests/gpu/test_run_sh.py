@@ -110,3 +110,4 @@ def test_all_steps_fit_into_six_minutes() -> None:
     limits = re.findall(r"timeout --kill-after=\d+ (\d+)", tree.text(SCRIPT))
     assert limits == ["360"]
     assert LIMIT_S < 360
+    assert sum(STEPS.values()) <= LIMIT_S

@@ -81,6 +81,23 @@ def test_a_missed_target_is_shown_and_fails_only_where_that_is_asked_for(
     assert "| this is why" in capsys.readouterr().out
 
 
+def test_nothing_is_run_after_doctor_found_that_it_cannot_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, *further: Any) -> dict[str, Any]:
+        figures = {"doctor's exit code": {"value": 1, "target": "0", "met": False}}
+        ended = {"name": name, "seconds": 1.0, "exit_code": 0, "held": True, "met": False}
+        return {**ended, "figures": figures, "said": []}
+
+    monkeypatch.setattr(runner, "run", run)
+    path = tmp_path / "gpu.json"
+    assert runner.main(["--device", "cuda", "--json", str(path)]) == 1
+    document = json.loads(path.read_text())
+    assert [one["name"] for one in document["steps"]] == ["facts"]
+    assert document["held"] is False
+    assert "no step beyond" in capsys.readouterr().out
+
+
 def test_wrong_pages_fail_a_step(monkeypatch: pytest.MonkeyPatch, simulated: object) -> None:
     from tests.gpu import facts, step
 
