@@ -66,17 +66,29 @@ class BulkRig(DeviceRig):
         self.sources, self.targets = list(range(num_blocks)), list(range(num_blocks, pages))
 
     def register(self) -> BulkRig:
-        """Writes the patterns, clears what is loaded into, and registers."""
+        """Prepares pages in no order, as a host's are after a while, and registers."""
+        self.arrange(is_shuffled=True)
+        super().register()
+        return self
+
+    def arrange(self, *, is_shuffled: bool) -> None:
+        """Writes the patterns and clears what is loaded into.
+
+        Args:
+            is_shuffled: pages are used in no order; else in a row, where many copies become one.
+        """
+        for number, pages in enumerate((self.sources, self.targets)):
+            pages.sort()
+            if is_shuffled:
+                np.random.default_rng(number).shuffle(pages)
         for pages, contents in (
-            (self.sources, [self.patterns[page % NUM_PATTERNS] for page in self.sources]),
+            (self.sources, [self.patterns[at % NUM_PATTERNS] for at in range(self.num_blocks)]),
             (self.targets, [0] * self.num_blocks),
         ):
             for begin in range(0, len(pages), self.num_rows):
                 end = begin + self.num_rows
                 self.write(pages[begin:end], contents[begin:end])
                 self.finish()
-        super().register()
-        return self
 
     def prompt(self, seed: int) -> list[int]:
         """As long as the pages for it, and one token."""

@@ -256,6 +256,11 @@ class CudaGround:
     def stream(self) -> Any:
         return EngineStream(self.device)
 
+    def synchronize(self) -> None:
+        from cuda.bindings import driver
+
+        checked(driver.cuCtxSynchronize(), "waiting for everything")
+
     def by(self, way: Way | None) -> None:
         if way is Way.KERNEL and not self.device.kernel.wait_until_made(_KERNEL_LIMIT_S):
             raise DeviceError("no kernel", str(self.device.kernel.failure))

@@ -16,7 +16,7 @@ import numpy as np
 from protocol.device.interface import Batch, Direction
 from tests.gpu.ground import Ground, Way, finish, ground_for
 
-NUM_PIECES = 3000
+NUM_PIECES = 1000
 LARGEST = 700
 GAP = 48
 FILL = 0x5A
@@ -76,6 +76,7 @@ def main(arguments: list[str]) -> int:
     for way in Way:
         ground.by(way)
         wrong += sum(num_wrong(ground, seed, where) for seed in range(2) for where in Direction)
+    ground.synchronize()
     print(f"wrong bytes: {wrong}", flush=True)
     return 1 if wrong else 0
 

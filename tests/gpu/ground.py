@@ -74,6 +74,9 @@ class Ground(Protocol):
     def tick(self, stream: Any) -> None:
         """Queues a kernel that does nothing."""
 
+    def synchronize(self) -> None:
+        """Waits for all of this process's work; a tool that watches reports what it found then."""
+
     def by(self, way: Way | None) -> None:
         """How ``device.copy`` moves pieces from now on, whatever their size; None: as it likes.
 

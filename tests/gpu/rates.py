@@ -119,6 +119,22 @@ def engine_rates(rig: BulkRig, products: Products, rounds: int) -> tuple[Measure
     )
 
 
+def in_a_row(rig: BulkRig, rounds: int) -> tuple[float, float]:
+    """Saves and loads pages that lie in a row, bytes per second: copies of neighbours become one.
+
+    Raises:
+        AssertionError: a byte was wrong.
+    """
+    rig.arrange(is_shuffled=False)
+    prompts = [rig.prompt(10_000 + number) for number in range(rounds)]
+    saved = max(rig.num_bytes / rig.save(prompt) for prompt in prompts)
+    rig.await_server()
+    loaded = max(rig.num_bytes / rig.load(prompts[-1]).done_s for _ in range(rounds))
+    wrong = rig.num_wrong_pages()
+    assert wrong == 0, f"{wrong} pages were loaded with other bytes"
+    return saved, loaded
+
+
 def one(
     ground: Ground, products: Products, name: str, num_bytes: int, rounds: int
 ) -> dict[str, Figure]:
@@ -134,6 +150,7 @@ def one(
         try:
             alone = beside(products, lambda: products.rate(0.2 * rounds))[1]
             saved, loaded = engine_rates(rig, products, rounds)
+            rows = dict(zip(directions, in_a_row(rig, rounds), strict=True))
             way = rig.check_way()
         finally:
             rig.close()
@@ -143,6 +160,7 @@ def one(
         share, slowed = rates.idle / base, 1 - rates.products / alone
         title = f"{what}, {name} pages"
         figures[f"{title}, GiB/s"] = Figure(round(rates.idle / GIB, 2))
+        figures[f"{title} in a row, GiB/s"] = Figure(round(rows[what] / GIB, 2))
         figures[f"{title}, plain memcpy GiB/s"] = Figure(round(base / GIB, 2))
         figures[f"{title}, share of memcpy"] = Figure(
             round(share, 3), f">= {wanted}", share >= wanted

@@ -61,5 +61,8 @@ class SimulatedGround:
     def tick(self, stream: Any) -> None:
         stream.enqueue(lambda: None)
 
+    def synchronize(self) -> None:
+        """Nobody watches here."""
+
     def by(self, way: Way | None) -> None:
         """There is one way here."""
