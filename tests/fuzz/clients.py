@@ -256,7 +256,7 @@ class Clients:
                 sent.process.stores.append((body.session, body.store, None))
         elif isinstance(body, m.Release):
             self._let_go(sent, body, seat)
-        elif isinstance(body, m.Mapped) and seat.process == sent.process.number:
+        elif isinstance(body, m.Mapped) and seat.is_open and seat.process == sent.process.number:
             seat.reads |= set(_u32(body.mapped)) & seat.given
             seat.said |= set(_u32(body.mapped))
             seat.reads -= set(_u32(body.unmapped))

@@ -121,6 +121,11 @@ def _shapes() -> None:
     require(chain.key_blob(0, 3) == other.key_blob(0, 3), "keys: of an array differ")
     require(chain.key(1) == chain.key_blob(1, 2), "keys: one of a blob")
     geometry = extents.cut(ExtentId(1), Fingerprint(bytes(16)), 0, 1, 4096, 1 << 18)
+    row = np.frombuffer(extents.pack_header(geometry, ArenaId(bytes(16))), extents.HEADER_DTYPE)
+    row = row.copy()
+    row["record_bytes"] = 64
+    row["checksum"] = extents.checksums(row)
+    _refused(lambda: extents.unpack_header(row.tobytes()))
     require(geometry.slot_offset_bytes(1) - geometry.slot_offset_bytes(0) == 4096, "slots: apart")
     require(geometry.generation_offset_bytes(0) == 4096 + 56, "a generation: elsewhere")
     for file_bytes in range(4096, 1 << 17, 1000):

@@ -117,7 +117,7 @@ class Truth:
             fx.WriteRecords: self._write,
             fx.RemoveExtent: self._remove,
             fx.GiveExtent: self._give,
-            fx.TakeExtent: self._take,
+            fx.TakeExtent: lambda effect: self.given(effect),
             fx.KeepNamespace: self._keep,
             fx.DropNamespace: self._drop,
         }
@@ -128,14 +128,14 @@ class Truth:
         self.config = config
         self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
         self.core.tell_more(dict)
-        self.draining = False
+        self.draining, self.lives = False, 1
         self.jobs: dict[int, fx.StartCopy] = {}
         self.aims: dict[int, dict[int, Spans]] = {}
         self.flying: set[tuple[int, int]] = set()
         self.stuck: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self.up = {int(fx.HOST_COPIER)}
         self.copier_of: dict[int, int] = {}
-        self.lives = 1
+        self.balked: set[int] = set()
         self.handles: dict[int, tuple[int, int]] = {}
         self.unread: set[int] = set()
         self.pending: list[Any] = []
@@ -216,14 +216,15 @@ class Truth:
         copier = effect.copier
         if isinstance(effect, fx.StopCopier):
             mine = [one for one in self.pending if getattr(one, "copier", None) == copier]
-            require(all(isinstance(one, fx.StartCopier) for one in mine), "ended: amid pools")
             self.pending = [one for one in self.pending if one not in mine]
+            require(all(isinstance(one, fx.StartCopier) for one in mine), "ended: amid pools")
             self.up.discard(copier)
             self.core.copier_lost(copier, self.now_ns)
             self.core.copier_ended(copier, self.now_ns)
-        elif error is not None:
+        elif error is not None or (copier % 2 == 0 and copier not in self.balked):
+            self.balked.add(copier)  # every other one does not start at first
             self.pending.append(effect)
-            self.core.copier_refused(copier, error, self.now_ns)
+            self.core.copier_refused(copier, error or "no such device", self.now_ns)
         else:
             self.up.add(copier)
             self.core.copier_ready(copier, self.now_ns)
@@ -290,7 +291,7 @@ class Truth:
         # Nobody copies from the old mappings any more; what was copied stays.
         gone = [handle for handle in self.handles if self.copier_of[handle] == copier]
         self.handles.update({handle: (self.handles[handle][0], 0) for handle in gone})
-        pools = (fx.OpenPool, fx.ClosePool)
+        pools = fx.OpenPool | fx.ClosePool
         asked = [one for one in self.pending if isinstance(one, pools) and one.copier == copier]
         self.pending = [one for one in self.pending if one not in asked]
         if sticks:
@@ -397,9 +398,6 @@ class Truth:
 
     def _drop(self, effect: fx.DropNamespace) -> None:
         self.namespaces.pop(effect.fingerprint, None)
-
-    def _take(self, effect: fx.TakeExtent) -> None:
-        self.given(effect)
 
     def _reply(self, effect: fx.SendReply) -> None:
         self.replied(effect)
