@@ -117,7 +117,7 @@ class Truth:
             fx.WriteRecords: self._write,
             fx.RemoveExtent: self._remove,
             fx.GiveExtent: self._give,
-            fx.TakeExtent: lambda effect: self.given(effect),
+            fx.TakeExtent: lambda effect: self.given(effect),  # noqa: PLW0108 - set later
             fx.KeepNamespace: self._keep,
             fx.DropNamespace: self._drop,
         }
