@@ -168,7 +168,7 @@ def record(document: dict[str, Any], path: Path) -> None:
     """Keeps a run in the repository, named after the commit it was made on."""
     commit = str(document["machine"]["commit"] or "unknown").replace("+", "-changed")
     part = "-part" if "only" in document else ""
-    target = ROOT / "docs" / "measured" / f"issue4-{commit}{part}.json"
+    target = ROOT / "docs" / "measured" / f"issue5-{commit}{part}.json"
     target.parent.mkdir(exist_ok=True)
     shutil.copyfile(path, target)
     print(f"kept as {target.relative_to(ROOT)}")

@@ -32,6 +32,9 @@ _POLL_S: Final = 0.03
 _AGAIN: Final = 5
 """A machine that is busy may lose a save or two."""
 
+_LET_JOIN_S: Final = 0.5
+"""Pause after a question in vain, and so much more after each further one."""
+
 
 class PlayError(AssertionError):
     """An engine answered wrongly, hung or left something behind."""
@@ -109,6 +112,9 @@ def play_again(ask: Ask, subject: Subject, expected: Callable[[Ask], Answer], ta
             raise PlayError(f"{loaded} tokens of {ask.cache_salt!r} loaded, which has stored none")
         if loaded:
             return
+        # The other ranks join with the first requests, and on a device a copier of its own has to
+        # start for each of them.
+        time.sleep(_LET_JOIN_S * turn)
     raise PlayError(f"asked {_AGAIN} times, nothing was ever loaded: {ask}; {_seen(subject)}")
 
 
