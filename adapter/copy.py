@@ -228,24 +228,37 @@ def _places(
     return places
 
 
+def extent_of(extents: Mapping[int, MappedExtent], number: int, chunk_bytes: int) -> MappedExtent:
+    """The extent that a slot descriptor names, if it is mapped and its slots hold such chunks.
+
+    Args:
+        extents: held.
+        number: which.
+        chunk_bytes: of a chunk in the engine's pages.
+
+    Raises:
+        LoadError: UNAVAILABLE or PAGE_SIZE_MISMATCH.
+    """
+    extent = extents.get(number)
+    if extent is None:
+        raise LoadError(ErrorCode.UNAVAILABLE, f"extent {number} is not mapped here", extent=number)
+    payload_bytes = extent.geometry.payload_bytes
+    if payload_bytes != chunk_bytes:
+        raise LoadError(
+            ErrorCode.PAGE_SIZE_MISMATCH,
+            f"a chunk of {chunk_bytes} bytes is not the {payload_bytes} bytes of a slot of extent "
+            f"{number}",
+        )
+    return extent
+
+
 def _extent_facts(
     extents: Mapping[int, MappedExtent], numbers: Iterable[int], chunk_bytes: int
 ) -> dict[int, tuple[int, int, int]]:
     """Slots, first byte and bytes of a slot of each extent."""
     facts = {}
     for number in numbers:
-        extent = extents.get(number)
-        if extent is None:
-            raise LoadError(
-                ErrorCode.UNAVAILABLE, f"extent {number} is not mapped here", extent=number
-            )
-        geometry = extent.geometry
-        if geometry.payload_bytes != chunk_bytes:
-            raise LoadError(
-                ErrorCode.PAGE_SIZE_MISMATCH,
-                f"a chunk of {chunk_bytes} bytes is not the {geometry.payload_bytes} bytes of a "
-                f"slot of extent {number}",
-            )
+        geometry = extent_of(extents, number, chunk_bytes).geometry
         facts[number] = (geometry.num_slots, geometry.data_offset_bytes, geometry.slot_bytes)
     return facts
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapter.copy import LoadError, ShardLoad
+from adapter.copy import LoadError, ShardLoad, extent_of
 from adapter.extents import ExtentTable, MappedExtent
 from adapter.pagememory import Cut, GroupPages, LayerSlice
 from protocol.device.interface import Batch
@@ -217,18 +217,8 @@ def _first_bytes(
     """int64[n]: the address of each chunk's slot."""
     firsts = np.empty(len(rows.slots), dtype=np.int64)
     for number in np.unique(rows.extents).tolist():
-        extent = extents.get(number)
-        if extent is None:
-            raise LoadError(
-                ErrorCode.UNAVAILABLE, f"extent {number} is not mapped here", extent=number
-            )
+        extent = extent_of(extents, number, chunk_bytes)
         geometry = extent.geometry
-        if geometry.payload_bytes != chunk_bytes:
-            raise LoadError(
-                ErrorCode.PAGE_SIZE_MISMATCH,
-                f"a chunk of {chunk_bytes} bytes is not the {geometry.payload_bytes} bytes of a "
-                f"slot of extent {number}",
-            )
         is_here = rows.extents == number
         slots = rows.slots[is_here]
         if int(slots.max()) >= geometry.num_slots:
