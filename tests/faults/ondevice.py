@@ -42,9 +42,10 @@ class Player:
     def submit(self, ask: Ask) -> Any:
         return self.subject.submit(ask)
 
-    def store(self, ask: Ask) -> None:
+    def store(self, ask: Ask, may_be_wrong: bool = False) -> None:
         """Asks, waits until what can be saved is, and empties the host's own cache."""
-        assert self.is_right(ask, self.submit(ask).result(WAIT_S))
+        is_right = self.is_right(ask, self.submit(ask).result(WAIT_S))
+        assert is_right or may_be_wrong
         self.subject.forget_reuse(WAIT_S)
 
     def is_right(self, ask: Ask, answer: Any) -> bool:

@@ -63,7 +63,7 @@ def test_loads_before_the_forward_that_do_not_go_behind_the_main_stream(
         ask = ask_anew()
         player.store(ask)
         if is_broken:
-            player.store(ask)  # makes the stream
+            player.store(ask, may_be_wrong=True)  # makes the stream, and may race on it already
         gate = Gate()
 
         def hold() -> None:
