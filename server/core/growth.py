@@ -208,7 +208,7 @@ class Growth:
     def _is_ahead(self, owner: Owner, shard: int) -> bool:
         # A chunk needs a slot of every full-attention shard, so one that took most of the budget
         # would only store what cannot become complete.
-        if not owner.index.full[shard]:
+        if owner.num_shards == 1 or not owner.index.full[shard]:
             return False
         # Nor does one count by what is sealed: of that others may have less, and nothing is put
         # there whatever they have.
@@ -288,12 +288,13 @@ class Growth:
     def look_ahead(self, owner: Owner, shard: int) -> None:
         """Has the next extent created before the last one is full, so that nobody waits."""
         extents = owner.extents[shard]
-        free = sum(
-            len(extent.free)
-            for extent in extents
-            if extent.phase is Phase.LIVE and not extent.sealed
-        )
-        if 4 * free < extents[-1].geometry.num_slots and self.can_grow(owner, shard):
+        short = extents[-1].geometry.num_slots / 4
+        for extent in reversed(extents):  # the newest has most of what is free
+            if extent.phase is Phase.LIVE and not extent.sealed:
+                short -= len(extent.free)
+                if short <= 0:
+                    return
+        if self.can_grow(owner, shard):
             self.demand(owner, shard, None)
 
     def press(self, owner: Owner, shard: int) -> None:

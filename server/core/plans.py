@@ -292,8 +292,8 @@ class Plans:
             part = plan.slots[done : min(count, done + SLICE_BLOCKS)]
             self._publisher.publish(plan, done, part)
             done += len(part)
-            if done < count:
-                yield MORE
+            if count > SMALL_BLOCKS:
+                yield MORE  # after the last ones too: answering is not part of their burst
         self._outbox.counters["published_chunks"] += done
         self._outbox.reply(ticket, CommitReply(published=done, stop=stop))
         plan.slots = plan.slots[done:]
