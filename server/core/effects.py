@@ -290,6 +290,97 @@ class WriteRecords:
     records: NDArray[Any]
 
 
+TierId = NewType("TierId", int)
+"""A tier below L1, by its place in the order that the operator gave: 0 is asked first."""
+
+
+@dataclass(frozen=True)
+class TierProbe:
+    """Ask a tier how many leading chunks it has whole; answered by ``Core.tier_probed``.
+
+    Attributes:
+        tier: which.
+        job: number of the question.
+        fingerprint: of the namespace.
+        keys: 16 bytes per chunk, consecutive chunks of one chain, at most MAX_KEYS.
+        shards: parts 0 to ``shards - 1`` make a chunk whole.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    keys: bytes
+    shards: int
+
+
+@dataclass(frozen=True)
+class TierGet:
+    """Have values read from a tier into reserved slots; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier: which.
+        job: number of the piece.
+        fingerprint: of the namespace.
+        parts: PART_DTYPE[n] of ``server.core.tiers.parts``, at most MAX_PARTS.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    parts: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TierPut:
+    """Have pinned slots written to a tier; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier: which.
+        job: number of the piece.
+        fingerprint: of the namespace.
+        parts: PART_DTYPE[n] of ``server.core.tiers.parts``, at most MAX_PARTS.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    parts: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TierDrop:
+    """Have a tier forget chunks, or a whole namespace; answered by ``Core.tier_done``.
+
+    Puts of the same namespace that were begun before are over when it takes place.
+
+    Attributes:
+        tier: which.
+        job: number of the piece.
+        fingerprint: of the namespace.
+        keys: 16 bytes per chunk, at most MAX_KEYS; empty for all of the namespace.
+        shards: parts 0 to ``shards - 1`` of each go.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    keys: bytes
+    shards: int
+
+
+@dataclass(frozen=True)
+class TierHealth:
+    """Ask a tier how it is; answered by ``Core.tier_health``.
+
+    Attributes:
+        tier: which.
+        job: number of the question.
+    """
+
+    tier: TierId
+    job: JobId
+
+
 Effect = (
     SendReply
     | DropProcess
@@ -308,4 +399,9 @@ Effect = (
     | StartCopy
     | VoidRecords
     | WriteRecords
+    | TierProbe
+    | TierGet
+    | TierPut
+    | TierDrop
+    | TierHealth
 )
