@@ -72,7 +72,7 @@ def test_every_setting_of_the_adapter_is_described() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "right"),
     [
-        ("TRTLLM_KVKEEP_QUERY_BUDGET_MS", ("0", "1001", "x"), ("1", "1000")),
+        ("TRTLLM_KVKEEP_QUERY_BUDGET_MS", ("0", "60001", "x"), ("1", "60000")),
         ("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", ("-1", "101"), ("0", "100")),
         ("TRTLLM_KVKEEP_WEIGHTS_EPOCH", ("x" * 513,), ("", "x" * 512)),
         ("TRTLLM_KVKEEP_LORA_DIGESTS", ('{"1": "00"}',), (f'{{"1": "{"00" * 16}"}}',)),
