@@ -15,10 +15,13 @@ from protocol import endpoint as endpoints
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
 from server import configfile
-
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
+from server.sizes import GIB as GIB
+from server.sizes import KIB as KIB
+from server.sizes import MIB as MIB
+from server.sizes import format_size as format_size
+from server.sizes import invalid as _invalid
+from server.sizes import parse_size as parse_size
+from server.sizes import size_between
 
 MIN_ARENA_BYTES = MIB
 MAX_ARENA_BYTES = 1 << 44
@@ -50,9 +53,7 @@ SIMULATION = {
 }
 """Of tests; read by the device's copier, and by nothing of the server's own process."""
 
-_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
-_SIZE = re.compile(r"([0-9]{1,15})(\.[0-9]{1,3})?([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -193,35 +194,10 @@ def is_usable_folder(path: str) -> bool:
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
-def parse_size(key: str, text: str) -> int:
-    """Reads a size such as ``20G``, ``512M``, ``1.5GiB`` or ``1073741824``.
-
-    Args:
-        key: setting, for the error.
-        text: number with an optional unit of 1024s.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        ConfigError: INVALID_CONFIG.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise _invalid(key, text, "a number of bytes, or one with K, M, G or T (1024s): 20G")
-    whole, fraction, unit = match.groups()
-    thousandths = int(whole) * 1000 + int((fraction or ".")[1:].ljust(3, "0"))
-    return thousandths * _UNITS[unit.upper()] // 1000
-
-
 def _size(key: str, text: str, min_bytes: int, max_bytes: int) -> int:
     if not text.strip():
         return 0
-    num_bytes = parse_size(key, text)
-    if not min_bytes <= num_bytes <= max_bytes:
-        valid = f"{format_size(min_bytes)} to {format_size(max_bytes)}"
-        raise _invalid(key, text, valid)
-    return num_bytes
+    return size_between(key, text, min_bytes, max_bytes)
 
 
 def _seconds(key: str, text: str) -> float:
@@ -293,19 +269,3 @@ def derive_extent_bytes(arena_bytes: int, extent_bytes: int) -> int:
 
 def _power_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
-
-
-def format_size(num_bytes: int) -> str:
-    """A size for people, exact where a unit divides it."""
-    for unit in "TGMK":
-        if num_bytes >= _UNITS[unit]:
-            value = num_bytes / _UNITS[unit]
-            return f"{value:.0f} {unit}iB" if value.is_integer() else f"{value:.1f} {unit}iB"
-    return f"{num_bytes} bytes"
-
-
-def _invalid(key: str, value: str, valid: str) -> ConfigError:
-    shown = value if len(value) <= 120 else value[:117] + "..."
-    return ConfigError(
-        ErrorCode.INVALID_CONFIG, f"{key}={shown!r}: expected {valid}", key=key, value=shown
-    )
