@@ -1,8 +1,8 @@
-"""What COMMIT does to chunks: from reserved and copied to held.
+"""What COMMIT, or a promotion, does to chunks: from reserved and filled to held.
 
 Purpose: check that the parent is still held and that nothing was cleared, then publish slice by
-slice: index, eviction order, generations, records. Must not know: copies, deadlines, who asked.
-Runs in: the loop thread.
+slice: index, eviction order, generations, records. Must not know: copies, tiers, deadlines, who
+asked. Runs in: the loop thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from server.core.index import ROOT
 from server.core.outbox import Outbox
 from server.core.reservations import Reservations
 from server.core.slots import HELD
-from server.core.stores import StorePlan
+from server.core.stores import Filling
 
 
 class Publisher:
@@ -45,7 +45,7 @@ class Publisher:
         self._reservations = reservations
         self.next_generation = 1
 
-    def obstacle(self, plan: StorePlan, done: int) -> StopReason:
+    def obstacle(self, plan: Filling, done: int) -> StopReason:
         """Why the chunk after ``done`` published ones may not be published, or NONE."""
         if plan.is_cleared:
             return StopReason.CLEARED
@@ -55,7 +55,7 @@ class Publisher:
             return StopReason.MISSING_PARENT
         return StopReason.NONE
 
-    def publish(self, plan: StorePlan, done: int, part: list[int]) -> None:
+    def publish(self, plan: Filling, done: int, part: list[int]) -> None:
         """Publishes some chunks at once.
 
         Args:
@@ -64,7 +64,7 @@ class Publisher:
             part: slots of those that follow.
         """
         shard, owner, now_us = plan.shard, plan.owner, self._clock.now_us
-        slots, instance = self._slots, plan.session.instance.instance
+        slots, writer = self._slots, plan.writer
         numbers = np.array(part, dtype=np.int64)
         slots.state[numbers] = HELD
         for slot in part:
@@ -73,7 +73,7 @@ class Publisher:
         for node in leaves:
             owner.leaves.offer(node)
         for node in incomplete:
-            owner.leaves.watch(node, instance, now_us)
+            owner.leaves.watch(node, writer, now_us)
         chunk = plan.held + done
         rows = records.build(
             keys=plan.keys[chunk * ID_BYTES : (chunk + len(part)) * ID_BYTES],
@@ -82,7 +82,7 @@ class Publisher:
             shard=shard,
             chunk_blocks=owner.namespace.chunk_blocks,
             payload_bytes=owner.namespace.slot_payload_bytes(shard),
-            owner=instance,
+            owner=writer,
             stamp_us=now_us,
             first_generation=self.next_generation,
         )
