@@ -14,7 +14,16 @@ from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
 from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
 from server.core.config import CoreConfig
-from server.core.effects import CopierId, Effect, JobId, PeerId, PoolHandle, ProcessId, SendReply
+from server.core.effects import (
+    CopierId,
+    Effect,
+    JobId,
+    PeerId,
+    PoolHandle,
+    ProcessId,
+    SendReply,
+    TierId,
+)
 from server.core.handlers import Handlers
 from server.core.integrity import IntegrityError
 from server.core.outbox import Ticket
@@ -195,6 +204,58 @@ class Core:
         """A device's copier is gone and nobody starts it again: StopCopier ended."""
         self._state.clock.advance(now_ns)
         self._state.pools.copier_ended(copier)
+
+    # --- events of tiers' porters ---------------------------------------------------------
+
+    def porter_ready(self, tier: TierId, used_bytes: int, capacity_bytes: int, now_ns: int) -> None:
+        """A tier's porter has (re)started and opened it.
+
+        Args:
+            tier: which.
+            used_bytes: taken, as far as the tier knows.
+            capacity_bytes: of the whole, 0 for unknown.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_ready(tier, used_bytes, capacity_bytes)
+
+    def porter_lost(self, tier: TierId, now_ns: int) -> None:
+        """A tier's porter is gone: its jobs failed, and it touches no memory any more."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_lost(tier)
+
+    def porter_stuck(self, tier: TierId, life: int, now_ns: int) -> None:
+        """A porter was killed and does not die: its jobs failed, their slots wait for its end."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_stuck(tier, life)
+
+    def porter_gone(self, tier: TierId, life: int, now_ns: int) -> None:
+        """A stuck porter is seen dead at last: nothing of it touches memory any more."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_gone(tier, life)
+
+    def tier_probed(self, job: JobId, count: int | None, now_ns: int) -> None:
+        """TierProbe ended: so many leading chunks are there; None for an error."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.probed(job, count)
+
+    def tier_done(self, job: JobId, statuses: bytes | None, now_ns: int) -> None:
+        """TierGet, TierPut or TierDrop ended.
+
+        Args:
+            job: which; jobs nobody knows (any more) are ignored.
+            statuses: a ``Status`` per part, none of a TierDrop; None when all of it failed.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.tiers.done(job, statuses)
+
+    def tier_health(
+        self, job: JobId, ok: bool, used_bytes: int, capacity_bytes: int, now_ns: int
+    ) -> None:
+        """TierHealth ended; arguments as for ``porter_ready``."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes)
 
     def tick(self, now_ns: int) -> None:
         """Deadlines and expiry; call it when ``next_timer_ns`` has come."""

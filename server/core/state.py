@@ -33,6 +33,7 @@ from server.core.registry import Registry
 from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import SlotTable
+from server.core.tiers.tiers import Tiers
 
 MAX_FAULTS = 16
 
@@ -87,6 +88,7 @@ class State:
             self.arena, self.growth, self.readers, self.timers, self.lanes, self.fault
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
+        self.tiers = Tiers(config, self.timers, self.outbox)
         self.leases = Leases(
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
@@ -193,6 +195,7 @@ class State:
             pinned_slots=int((self.slots.pins > 0).sum()),
         )
         values.update(self.copiers.figures())
+        values.update(self.tiers.figures())
         for figures in self.more_figures:
             values.update(figures())
         return values
