@@ -7,7 +7,10 @@ asked. Runs in: the loop thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
 from protocol.messages import StopReason
@@ -16,6 +19,7 @@ from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.effects import WriteRecords
 from server.core.index import ROOT
+from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.reservations import Reservations
 from server.core.slots import HELD
@@ -33,6 +37,8 @@ class Publisher:
 
     Attributes:
         next_generation: of the next published slot; one counter for the whole arena.
+        published: called with an owner, int64[n] nodes and a shard that were just published; None
+            without lower tiers.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class Publisher:
         self._slots = arena.slots
         self._reservations = reservations
         self.next_generation = 1
+        self.published: Callable[[Owner, NDArray[np.int64], int], None] | None = None
 
     def obstacle(self, plan: Filling, done: int) -> StopReason:
         """Why the chunk after ``done`` published ones may not be published, or NONE."""
@@ -67,9 +74,11 @@ class Publisher:
         slots, writer = self._slots, plan.writer
         numbers = np.array(part, dtype=np.int64)
         slots.state[numbers] = HELD
+        slots.tiers[numbers] = plan.tiers
         for slot in part:
             del self._reservations.by_slot[slot]
-        leaves, incomplete = plan.index.publish(slots.node[numbers].astype(np.int64), shard, now_us)
+        nodes = slots.node[numbers].astype(np.int64)
+        leaves, incomplete = plan.index.publish(nodes, shard, now_us)
         for node in leaves:
             owner.leaves.offer(node)
         for node in incomplete:
@@ -96,3 +105,5 @@ class Publisher:
             extent.note_use(mine.size, now_us)
             which = rows if mine.size == len(rows) else rows[extents == extent_id]
             self._outbox.add(WriteRecords(extent_id, slots.local[mine], which))
+        if self.published is not None:
+            self.published(owner, nodes, shard)

@@ -50,6 +50,7 @@ class Filling(ABC):
         anchor: node that is locked while it is planned, or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
         tip: node that the next chunk continues, or ROOT.
+        tiers: bits of the tiers that have them already, see ``SlotTable.tiers``.
     """
 
     shard: int
@@ -67,6 +68,7 @@ class Filling(ABC):
     anchor: int = ABSENT
     anchor_life: int = 0
     tip: int = ROOT
+    tiers: int = 0
 
     @property
     @abstractmethod
@@ -89,6 +91,10 @@ class Filling(ABC):
         if self.cleared or self.index is not self.owner.index:
             return True
         return self.anchor != ABSENT and self.index.life[self.anchor] != self.anchor_life
+
+    def forfeit(self) -> None:
+        """DELETE reached one of its slots: nothing more of it is published."""
+        self.cleared = True
 
     def key(self, chunk: int) -> bytes:
         """Key of one of its chunks."""
