@@ -238,10 +238,10 @@ class Reservations:
             self._arena.abandon(slot)
 
     def detach(self, slot: int) -> None:
-        """DELETE reached a reserved slot: its STORE commits nothing."""
+        """DELETE reached a reserved slot: who took it publishes nothing."""
         plan = self.by_slot[slot]
         node = self._slots.node_of[slot]
         self._slots.node_of[slot] = NO_NODE
         plan.index.vacate(node, plan.shard, was_held=False)
         self.unlock(plan)
-        plan.cleared = True
+        plan.forfeit()
