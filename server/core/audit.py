@@ -126,7 +126,10 @@ def _check_pins(state: State) -> None:
             for shard in lease.owner.namespace.shards_of_rank(rank):
                 mine = lease.slots[lease.held_by[rank], shard]
                 np.add.at(expected, mine[mine >= 0], 1)
-    require(bool((expected == state.slots.pins).all()), "pins are what readers hold")
+    for writer in state.demotion.writers:
+        for flight in writer.flights:
+            np.add.at(expected, flight.slots, 1)
+    require(bool((expected == state.slots.pins).all()), "pins are what readers and writes hold")
     pinned = state.slots.pins > 0
     kinds = state.slots.state[pinned]
     require(bool(((kinds == HELD) | (kinds == ZOMBIE)).all()), "what is read keeps its bytes")

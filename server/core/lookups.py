@@ -43,6 +43,7 @@ class Lookups:
 
     Attributes:
         walks: those under way; each locks its deepest node.
+        used: called with the deepest node of what is leased; None without lower tiers.
     """
 
     def __init__(self, arena: Arena, leases: Leases, clock: Clock) -> None:
@@ -50,6 +51,7 @@ class Lookups:
         self._leases = leases
         self._clock = clock
         self.walks: list[Walk] = []
+        self.used: Callable[[Owner, int], None] | None = None
 
     def quick(self, session: Session, keys: bytes, start: int) -> Match | None:
         """The match when bisection alone decides; None when chunks must be looked at.
@@ -89,6 +91,8 @@ class Lookups:
             self._leases.end_request(instance, request)
             return None
         session.owner.index.touch(match.node, self._clock.now_us)
+        if self.used is not None:
+            self.used(session.owner, match.node)
         return self._leases.open(instance, session.session, request, match.node, start, match.count)
 
     def slow(

@@ -30,6 +30,7 @@ from server.core.publishing import Publisher
 from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
+from server.core.tiers.forgetting import Forgetting
 
 SWEEP_SLOTS = 4096
 """Slots looked at in one slice of CLEAR."""
@@ -71,6 +72,7 @@ class Operations:
         roster: namespaces.
         departures: gives back extents that became empty.
         lanes: long work.
+        forgetting: has lower tiers forget the same.
         fault: notes an error of our own.
     """
 
@@ -85,6 +87,7 @@ class Operations:
         roster: Roster,
         departures: Departures,
         lanes: Lanes,
+        forgetting: Forgetting,
         fault: Callable[[Exception], None],
     ) -> None:
         self._config = config
@@ -98,6 +101,7 @@ class Operations:
         self._roster = roster
         self._departures = departures
         self._lanes = lanes
+        self._forgetting = forgetting
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
 
     def owner(self, name: bytes) -> Owner:
@@ -130,6 +134,7 @@ class Operations:
             owner.cleared_generation = self._publisher.next_generation - 1
             old = owner.index
             self._roster.renew_index(owner)
+            self._forgetting.clear(owner)
             self._lanes.start(LANE, old.bury(), self._fault)
             swept += [(owner, extent) for extents in owner.extents for extent in extents]
         self._outbox.counters["cleared_chunks"] += num_chunks
@@ -175,14 +180,18 @@ class Operations:
         self._start(ticket, self._delete(owner, keys, ticket))
 
     def _delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> Steps:
-        num_chunks = 0
+        num_chunks, forgotten = 0, bytearray()
 
         def drop(leaf: int) -> bool:
             nonlocal num_chunks
             num_chunks += 1
+            if self._forgetting.is_needed:
+                forgotten.extend(owner.index.key(leaf))
             self._drop(owner, leaf)
             return True
 
+        if self._forgetting.is_needed:
+            self._forgetting.delete(owner, keys)  # what L1 does not hold may be below
         for number, at in enumerate(range(0, len(keys), ID_BYTES)):
             node = owner.index.find(keys[at : at + ID_BYTES])
             if node != ABSENT:
@@ -193,6 +202,7 @@ class Operations:
                 self._arena.void_forgotten()
                 yield MORE
         self._arena.void_forgotten()
+        self._forgetting.delete(owner, bytes(forgotten))
         self._departures.shrink(owner)
         self._outbox.counters["deleted_chunks"] += num_chunks
         self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))

@@ -33,6 +33,10 @@ from server.core.registry import Registry
 from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import SlotTable
+from server.core.tiers.demotion import Demotion
+from server.core.tiers.forgetting import Forgetting
+from server.core.tiers.ghosts import Ghosts
+from server.core.tiers.misses import Misses
 from server.core.tiers.tiers import Tiers
 
 MAX_FAULTS = 16
@@ -89,6 +93,18 @@ class State:
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
         self.tiers = Tiers(config, self.timers, self.outbox)
+        self.forgetting = Forgetting(self.tiers, self.timers)
+        self.ghosts = Ghosts()
+        self.misses = Misses(self.outbox, self.ghosts)
+        self.demotion = Demotion(
+            self.tiers,
+            self.arena,
+            self.growth,
+            self.ghosts,
+            self.lanes,
+            self.timers,
+            self.fault,
+        )
         self.leases = Leases(
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
@@ -148,6 +164,7 @@ class State:
             self.roster,
             self.departures,
             self.lanes,
+            self.forgetting,
             self.fault,
         )
         self.adopter = Adopter(
@@ -160,6 +177,18 @@ class State:
             self.publisher,
             self.quarantine,
         )
+        self._tie_tiers()
+
+    def _tie_tiers(self) -> None:
+        """Has what happens in L1 told to those who write to lower tiers; nothing without any."""
+        if not self.tiers.tiers:
+            return
+        self.publisher.published = self.demotion.published
+        self.lookups.used = self.demotion.used
+        self.forgetting.freed = self.demotion.pump
+        for writer in self.demotion.writers:
+            writer.idle = self.departures.shrink
+            writer.is_stopped = lambda: self.draining
 
     def fault(self, error: Exception) -> None:
         """Notes an error of our own."""
@@ -196,6 +225,8 @@ class State:
         )
         values.update(self.copiers.figures())
         values.update(self.tiers.figures())
+        values.update(self.forgetting.figures())
+        values.update(self.demotion.figures())
         for figures in self.more_figures:
             values.update(figures())
         return values

@@ -135,9 +135,9 @@ class Tier:
         return 1 << self.number
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes of reads and writes that wait for their turn."""
-        return sum(job.num_bytes for job in (*self._gets, *self._puts))
+    def job_bytes(self) -> int:
+        """Bytes of one write, so that another one may be on its way meanwhile."""
+        return self._put_bytes // 2
 
     def count(self, what: str, number: int = 1) -> None:
         """Adds to one of its counters."""
