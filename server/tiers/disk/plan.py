@@ -1,0 +1,67 @@
+"""How a slab's bytes are divided: what the index may take, how long a segment is.
+
+Must not know: files. Runs in: the porter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.tiers.disk.files import BLOCK_BYTES
+
+MIB = 1 << 20
+GIB = 1 << 30
+NAME_BYTES = 36
+"""Of a value in the index: fingerprint 16, key 16, shard u32 big-endian."""
+
+ENTRY_ROOM_BYTES = 200
+"""Of the index file for each value, at most: an entry is some 70 bytes long, its pages may be half
+empty, and those of the last commits are written a second time before the old ones are reused."""
+
+MAX_SEGMENTS = 512
+"""Each costs a descriptor; a process may have 1,024 where nobody raised that."""
+
+GENERATIONS = 32
+"""Into how many the values are sorted by their last use: see ``Catalog``."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one slab.
+
+    Attributes:
+        size_bytes: all that the folder may take.
+        index_bytes: of these, for the index file.
+        data_bytes: of these, for segments.
+        segment_bytes: of one segment, roughly; longer only if one slot is longer.
+        max_values: how many the index has room for.
+        generation_bytes: of values used until the next generation begins.
+    """
+
+    size_bytes: int
+    index_bytes: int
+    data_bytes: int
+    segment_bytes: int
+    max_values: int
+    generation_bytes: int
+
+
+def divide(size_bytes: int) -> Plan:
+    """Divides a folder's bytes.
+
+    Args:
+        size_bytes: the operator's.
+    """
+    index_bytes = max(MIB, size_bytes // 64 // BLOCK_BYTES * BLOCK_BYTES)
+    # Folders, the lock, and the file system's own lists of where a file's blocks are.
+    extra_bytes = max(MIB // 4, size_bytes // 256)
+    data_bytes = size_bytes - index_bytes - extra_bytes
+    segment_bytes = max(min(GIB, size_bytes // 16), size_bytes // MAX_SEGMENTS)
+    return Plan(
+        size_bytes=size_bytes,
+        index_bytes=index_bytes,
+        data_bytes=data_bytes,
+        segment_bytes=segment_bytes,
+        max_values=(index_bytes - MIB // 4) // ENTRY_ROOM_BYTES,
+        generation_bytes=max(1, data_bytes // GENERATIONS),
+    )
