@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "bench": "server.cli.bench",
     "doctor": "server.cli.doctor",
     "launch": "server.cli.launch",
+    "simulate": "server.cli.simulate",
     "stats": "server.cli.stats",
 }
 

@@ -18,6 +18,7 @@ ROOMS = (
     "server/shell",
     "server/copier",
     "server/bench",
+    "server/simulate",
     "adapter",
 )
 
