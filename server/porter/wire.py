@@ -1,9 +1,9 @@
 """Packets between the server's main process and a porter, over one SOCK_SEQPACKET pair.
 
 Purpose: small fixed structs, with an array of parts or keys behind them; a descriptor rides on
-MAP_EXTENT. Every command is answered once, in any order; what the porter still does with a job's
-memory has ended when its answer comes. Must not know: mappings, tiers, supervision. Runs in: the
-server's main process and every porter.
+MAP_EXTENT. Every command is answered once, in any order; PROGRESS answers none. What the porter
+still does with a job's memory has ended when its answer comes. Must not know: mappings, tiers,
+supervision. Runs in: the server's main process and every porter.
 
 Packets of the main process: ``kind u8, padding u8[3], count u32, number u64, size_bytes u64,
 offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE and
@@ -51,6 +51,7 @@ class Kind(IntEnum):
     DROP = 7
     CLEAR = 8
     HEALTH = 9
+    PROGRESS = 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Answer:
     """One packet of the porter.
 
     Attributes:
-        kind: of the command, or READY once after CONFIGURE.
+        kind: of the command; READY, once, for CONFIGURE; PROGRESS when no job has ended for a
+            while but parts of one have, so that a slow tier is not taken for a wedged one.
         number: of the command.
         count: of PROBE: leading chunks that are there whole.
         error: why all of it failed, in one line, or None.
