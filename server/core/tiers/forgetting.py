@@ -54,6 +54,7 @@ class Forgetting:
 
     Attributes:
         freed: called with a tier that has forgotten all that it was to of some namespace.
+        begun: called with a namespace of which something is being forgotten.
     """
 
     def __init__(self, tiers: Tiers, timers: Timers) -> None:
@@ -62,6 +63,7 @@ class Forgetting:
         self._owed: list[OrderedDict[Fingerprint, Owed]] = [OrderedDict() for _ in tiers.tiers]
         self._timer = [0 for _ in tiers.tiers]
         self.freed: Callable[[Tier], None] = lambda tier: None
+        self.begun: Callable[[Owner], None] = lambda owner: None
         tiers.is_barred = self.is_barred
         tiers.opened.append(self._tell_all)
 
@@ -76,6 +78,7 @@ class Forgetting:
 
     def clear(self, owner: Owner) -> None:
         """Has all of a namespace forgotten."""
+        self.begun(owner)
         for tier in self._tiers.tiers:
             if tier.policy.writes:
                 owed = self._owe(tier, owner)
@@ -90,6 +93,8 @@ class Forgetting:
             owner: the namespace.
             keys: 16 bytes per chunk.
         """
+        if keys:
+            self.begun(owner)
         for tier in self._tiers.tiers if keys else ():
             if not tier.policy.writes:
                 continue

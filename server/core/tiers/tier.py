@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from protocol.ids import Fingerprint
 from server.core.clock import Timers
-from server.core.config import SECOND_NS, TierConfig
+from server.core.config import MIB, SECOND_NS, TierConfig
 from server.core.effects import JobId, TierDrop, TierGet, TierHealth, TierId, TierProbe, TierPut
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import Breaker
@@ -32,6 +32,9 @@ LONGEST_READ_NS = 10 * SECOND_NS
 
 MAX_WAITING = 4096
 """Reads, and likewise writes, that wait for their turn."""
+
+JOB_BYTES = 32 * MIB
+"""Most bytes of one write, unless one chunk alone is more."""
 
 MAX_DROPS = 64
 """DROPs under way."""
@@ -136,8 +139,8 @@ class Tier:
 
     @property
     def job_bytes(self) -> int:
-        """Bytes of one write, so that another one may be on its way meanwhile."""
-        return self._put_bytes // 2
+        """Most bytes of one write, so that another one may be on its way meanwhile."""
+        return min(JOB_BYTES, self._put_bytes // 2)
 
     def count(self, what: str, number: int = 1) -> None:
         """Adds to one of its counters."""
@@ -182,9 +185,10 @@ class Tier:
             job.over(None, 0)
 
     def has_room(self, is_put: bool = False) -> bool:
-        """Whether one more read, or write, would be sent at once."""
+        """Whether one more read, or write of ``job_bytes``, would be sent at once."""
         kind = TierPut if is_put else TierGet
-        return self.is_open and not self._queue(kind) and self._fits(kind, 1)
+        num_bytes = self.job_bytes if is_put else 1
+        return self.is_open and not self._queue(kind) and self._fits(kind, num_bytes)
 
     def _check(self) -> None:
         self._send(Job(TierHealth(self.number, self._job()), lambda statuses, count: None))

@@ -39,6 +39,7 @@ class Tiers:
         tiers: every tier, in the order of asking; empty without lower tiers.
         is_barred: whether a namespace is neither to be read from a tier nor written to it.
         opened: called with a tier that may be asked again.
+        closed: called with a tier that is left alone from now on.
     """
 
     def __init__(self, config: CoreConfig, timers: Timers, outbox: Outbox) -> None:
@@ -52,11 +53,11 @@ class Tiers:
             tier.changed = self._changed
         self.is_barred: Callable[[Tier, Fingerprint], bool] = lambda tier, fingerprint: False
         self.opened: list[Callable[[Tier], None]] = []
+        self.closed: list[Callable[[Tier], None]] = []
 
     def _changed(self, tier: Tier) -> None:
-        if tier.is_open:
-            for told in self.opened:
-                told(tier)
+        for told in self.opened if tier.is_open else self.closed:
+            told(tier)
 
     def readable(self, fingerprint: Fingerprint | None = None) -> list[Tier]:
         """Tiers that may be asked now, in order.
@@ -145,7 +146,7 @@ class Tiers:
         tier.drop(fingerprint, keys, shards, lambda statuses, _: ended(statuses is not None))
 
     def has_room(self, tier: Tier, is_put: bool = False) -> bool:
-        """Whether one more read, or write, would be sent at once."""
+        """Whether one more read, or write of ``job_bytes``, would be sent at once."""
         return tier.has_room(is_put)
 
     # --- what porters say -----------------------------------------------------------------

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from server.core.admission import MORE, WALK_BLOCKS, Lanes, Pause, Steps
 from server.core.arena import Arena
 from server.core.clock import Timers
-from server.core.config import MIB, SECOND_NS
+from server.core.config import SECOND_NS
 from server.core.index import ABSENT, ROOT, ChunkIndex
 from server.core.namespaces import Owner
 from server.core.slots import HELD, Slots
@@ -36,8 +36,6 @@ MAX_CLIMB = 1 << 16
 
 WRITE_NODES = 32
 """Nodes of one job; that many are a slice of the loop."""
-
-JOB_BYTES = 32 * MIB
 
 MAX_TRIES = 3
 """How often a chunk is written in vain, before it is given up."""
@@ -240,7 +238,7 @@ class Writer:
     def _most(self, owner: Owner) -> int:
         """Nodes of one job: within its bytes and parts, and one at least."""
         sizes = map(owner.namespace.slot_payload_bytes, range(owner.num_shards))
-        most = min(JOB_BYTES, self.tier.job_bytes) // max(1, sum(sizes))
+        most = self.tier.job_bytes // max(1, sum(sizes))
         return max(1, min(WRITE_NODES, most, MAX_PARTS // owner.num_shards))
 
     def _is_saved(self, index: ChunkIndex, node: int) -> bool:
