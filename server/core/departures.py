@@ -7,6 +7,7 @@ and is forgotten with the last. Must not know: sockets, pidfds. Runs in: the loo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import ErrorCode, RequestError
@@ -55,6 +56,9 @@ class Departures:
         plans: STOREs.
         lanes: long work.
         pools: the copiers' mappings.
+
+    Attributes:
+        leaving: called with a session that begins to leave.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Departures:
         self._lanes = lanes
         self._pools = pools
         self._closing: dict[SessionId, Closing] = {}
+        self.leaving: Callable[[Session], None] = lambda session: None
         plans.ended = self.advance
         pools.went = self.advance
         growth.removed = self._forget_if_over
@@ -110,6 +115,7 @@ class Departures:
                 del self._roster.instances[instance.instance]
         for extent in list(session.extents):
             self._readers.let_go(self._arena.extents[extent], session)
+        self.leaving(session)
         for plan in list(session.stores.values()):
             self._plans.end(plan, RequestError(ErrorCode.UNKNOWN_SESSION, "the session was ended"))
         self._lanes.start(

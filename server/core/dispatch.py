@@ -286,7 +286,9 @@ class Core:
 
     def begin_drain(self, now_ns: int) -> None:
         """Refuses new STORE, LOOKUP and REGISTER_KV_CACHE from now on."""
+        self._state.clock.advance(now_ns)
         self._state.draining = True
+        self._state.prefetches.drain()
 
     def drained(self) -> bool:
         """Whether no reply is owed and no copy is in flight."""

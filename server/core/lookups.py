@@ -65,7 +65,7 @@ class Lookups:
         if not instance.is_whole:
             return Match(0, ABSENT)
         count, node = owner.index.complete_prefix(keys, start)
-        if count and (any(owner.window_tokens) or self._unmapped(instance)):
+        if count and (any(owner.window_tokens) or self.unmapped(instance)):
             return None
         return Match(count, node)
 
@@ -77,7 +77,7 @@ class Lookups:
         """The same by looking at chunks, in slices; for namespaces with windows."""
         return self._walk(owner, keys, 0, set, found)
 
-    def _unmapped(self, instance: Instance) -> set[int]:
+    def unmapped(self, instance: Instance) -> set[int]:
         """Extents with content that some reader has not mapped."""
         extents = self._arena.extents
         return {extent for extent in instance.unmapped if extents[ExtentId(extent)].num_held}
@@ -111,7 +111,7 @@ class Lookups:
         def whole(match: Match) -> None:
             found(match if instance.is_whole else Match(0, ABSENT))
 
-        return self._walk(session.owner, keys, start, lambda: self._unmapped(instance), whole)
+        return self._walk(session.owner, keys, start, lambda: self.unmapped(instance), whole)
 
     def _walk(
         self,

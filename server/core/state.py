@@ -37,6 +37,8 @@ from server.core.tiers.demotion import Demotion
 from server.core.tiers.forgetting import Forgetting
 from server.core.tiers.ghosts import Ghosts
 from server.core.tiers.misses import Misses
+from server.core.tiers.prefetches import Prefetches
+from server.core.tiers.promotion import Promotion
 from server.core.tiers.tiers import Tiers
 
 MAX_FAULTS = 16
@@ -113,6 +115,12 @@ class State:
             self.clock, self.outbox, self.arena, self.growth, self.lanes
         )
         self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
+        self.promotion = Promotion(
+            self.arena, self.reservations, self.publisher, self.tiers, self.lanes, self.fault
+        )
+        self.prefetches = Prefetches(
+            config, self.timers, self.outbox, self.lookups, self.promotion, self.misses
+        )
         self.plans = Plans(
             config,
             self.clock,
@@ -186,6 +194,9 @@ class State:
         self.publisher.published = self.demotion.published
         self.lookups.used = self.demotion.used
         self.forgetting.freed = self.demotion.pump
+        self.forgetting.begun = self.promotion.forget
+        self.promotion.over = self.departures.shrink
+        self.departures.leaving = self.prefetches.session_gone
         for writer in self.demotion.writers:
             writer.idle = self.departures.shrink
             writer.is_stopped = lambda: self.draining
@@ -227,6 +238,7 @@ class State:
         values.update(self.tiers.figures())
         values.update(self.forgetting.figures())
         values.update(self.demotion.figures())
+        values.update(self.prefetches.figures())
         for figures in self.more_figures:
             values.update(figures())
         return values
