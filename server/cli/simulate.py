@@ -80,6 +80,11 @@ EXIT_CONFIG = 2
     "--write-gbps", metavar="GB/S[,…]", help="Of tiers, a node.  [default: disk 2, store 2.5]"
 )
 @click.option(
+    "--one-by-one",
+    is_flag=True,
+    help="Let each request wait until all reads and writes are done, whatever its time.",
+)
+@click.option(
     "--count-partial",
     is_flag=True,
     help="Count a prompt's last block even when it is not full, as the traces' authors do.",
@@ -101,6 +106,7 @@ def command(
     l1_gbps: str,
     read_gbps: str | None,
     write_gbps: str | None,
+    one_by_one: bool,
     count_partial: bool,
     as_json: bool,
 ) -> None:
@@ -125,6 +131,7 @@ def command(
             deadline_s=settings.deadline(deadline),
             prefill_tokens_s=settings.number("prefill-tokens-s", prefill_tokens_s),
             l1_gbps=settings.number("l1-gbps", l1_gbps),
+            one_by_one=one_by_one,
             count_partial=count_partial,
         )
         document = replay.run(reading.read(traces, block_tokens), chosen)

@@ -20,6 +20,8 @@ from server.simulate.settings import Lower, Settings, Size
 from server.simulate.traces import Prompt, Trace
 
 _EVERY_PROMPTS = 256
+_APART_S = 1e6
+"""Between two requests that come one by one: whatever moves has come to rest."""
 
 
 def run(
@@ -96,7 +98,12 @@ class _Fleet:
         return Node(self._room(settings.l1), tiers, settings.deadline_s)
 
     def _counter(self, lower: Lower) -> Callable[[float], None]:
-        return lambda at: self._figures.count_write(lower.name, at)
+        def count(at: float) -> None:
+            self._figures.count_write(
+                lower.name, self._last_at if self._settings.one_by_one else at
+            )
+
+        return count
 
     def _chunks(self, prompt: Prompt, copy: int) -> list[int]:
         """Chunks of a prompt: each has the number of its last block."""
@@ -116,13 +123,14 @@ class _Fleet:
         which = number
         if settings.route == "session":
             which = xxhash.xxh3_64_intdigest(b"%d/%d" % (copy, prompt.session))
+        now = number * _APART_S if settings.one_by_one else at
         # What others wrote counts only where the tier is shared.
         for writer in self._shared_writers:
-            writer.settle(at)
+            writer.settle(now)
         node = self._nodes[which % settings.nodes]
         for tier in node.tiers:
-            tier.writer.settle(at)
-        outcome = node.serve(at, chunks, usable)
+            tier.writer.settle(now)
+        outcome = node.serve(now, chunks, usable)
         self._figures.count(at, prompt.tokens, outcome)
 
     def document(self) -> dict[str, Any]:
@@ -153,6 +161,8 @@ class _Fleet:
                 "deadline_s": settings.deadline_s,
                 "prefill_tokens_s": settings.prefill_tokens_s,
                 "l1_gbps": settings.l1_gbps,
+                "one_by_one": settings.one_by_one,
+                "count_partial": settings.count_partial,
                 "l1_chunks": self._room(settings.l1),
                 "tiers": [
                     {

@@ -32,7 +32,7 @@ def _what(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield (
         "replayed",
-        f"{settings['copies']} times, over {settings['nodes']} nodes by {settings['route']}",
+        f"{settings['copies']} x over {settings['nodes']} nodes, by {settings['route']}",
     )
     yield (
         "chunk",

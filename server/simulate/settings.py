@@ -99,6 +99,7 @@ class Settings:
         deadline_s: longest wait of a request for lower tiers.
         prefill_tokens_s: what an engine computes.
         l1_gbps: what it loads from memory.
+        one_by_one: whether each request waits until everything before it has come to rest.
         count_partial: whether a block counts that is not full, or holds the last token.
     """
 
@@ -112,6 +113,7 @@ class Settings:
     deadline_s: float = DEADLINE_S
     prefill_tokens_s: float = PREFILL_TOKENS_S
     l1_gbps: float = L1_GBPS
+    one_by_one: bool = False
     count_partial: bool = False
 
 
