@@ -27,7 +27,7 @@ class State(IntEnum):
     DOOMED = 3  # forgotten while somebody reads it
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """One file.
 

@@ -33,6 +33,7 @@ TOUCH_S = 60.0
 _FIRST_WALK_S = 2.0
 """How long the start waits for the count; until there is one nothing is written."""
 
+_TRIES = 2
 _NS = 1_000_000_000
 _STEP_NS = 1_000
 
@@ -227,7 +228,7 @@ class SharedTier:
         if not self._keeper.reserve(size_bytes):
             return Status.NO_ROOM
         try:
-            used_ns = self._write(path, part, length, now_ns)
+            used_ns = self._write_anyway(path, part, length, now_ns)
         except OSError as error:
             self._keeper.release(size_bytes)
             status = status_of(error)
@@ -236,6 +237,15 @@ class SharedTier:
             return status if status is Status.NO_ROOM else Status.ERROR
         self._keeper.used(path, used_ns, size_bytes)
         return Status.OK
+
+    def _write_anyway(self, path: str, part: Part, length: int, now_ns: int) -> int:
+        for _ in range(_TRIES):
+            try:
+                return self._write(path, part, length, now_ns)
+            except FileNotFoundError:
+                # Somebody cleared the namespace under our hands.
+                pass
+        return self._write(path, part, length, now_ns)
 
     def _write(self, path: str, part: Part, length: int, now_ns: int) -> int:
         unfinished = self._unfinished(os.path.dirname(path))
