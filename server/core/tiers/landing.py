@@ -8,7 +8,8 @@ how values are read, who waits. Runs in: the loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +33,17 @@ class Landing:
         reservations: frees slots of parts that did not come.
         publisher: what COMMIT does, too.
         tiers: where bad values are dropped.
+        wake: has a run look again.
     """
 
-    def __init__(self, reservations: Reservations, publisher: Publisher, tiers: Tiers) -> None:
+    def __init__(
+        self,
+        reservations: Reservations,
+        publisher: Publisher,
+        tiers: Tiers,
+        wake: Callable[[Run], None],
+    ) -> None:
+        self._wake = wake
         self._reservations = reservations
         self._publisher = publisher
         self._tiers = tiers
@@ -47,7 +56,8 @@ class Landing:
         """
         piece = run.pieces[0]
         good = self._judge(run, piece)
-        self._drop_bad(run, piece)
+        if good < piece.end:
+            self._drop_bad(run, piece)
         for span in piece.spans:
             statuses = _statuses(piece, span)
             sound = statuses[: max(0, good - span.first)] == Status.OK
@@ -105,17 +115,23 @@ class Landing:
 
     def _drop_bad(self, run: Run, piece: Piece) -> None:
         tier = run.tier
-        if not any(piece.statuses) or tier is None or not tier.policy.writes or run.is_cleared:
+        if tier is None or not tier.policy.writes or run.is_cleared:
             return
         bad = np.zeros(piece.end - piece.first, dtype=np.bool_)
         for span in piece.spans:
-            statuses, at = _statuses(piece, span), span.first - piece.first
-            bad[at : at + span.length] |= statuses == Status.CORRUPT
             if span.share.is_needed:
+                statuses, at = _statuses(piece, span), span.first - piece.first
+                bad[at : at + span.length] |= statuses == Status.CORRUPT
                 bad[at : at + span.length] |= statuses == Status.ABSENT
         keys = b"".join(run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad))
         if keys:
-            self._tiers.drop(tier, run.owner.fingerprint, keys, run.owner.num_shards)
+            run.num_drops += 1
+            dropped = partial(self._dropped, run)
+            self._tiers.drop(tier, run.owner.fingerprint, keys, run.owner.num_shards, dropped)
+
+    def _dropped(self, run: Run, is_done: bool) -> None:
+        run.num_drops -= 1
+        self._wake(run)
 
     def _advance(self, run: Run, good: int) -> None:
         """The chunks before ``good`` are published; the last of them is locked now."""

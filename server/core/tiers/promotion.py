@@ -65,7 +65,7 @@ class Promotion:
         self._lanes = lanes
         self._fault = fault
         self._reads = Reads(arena, reservations, tiers, self._wake)
-        self._landing = Landing(reservations, publisher, tiers)
+        self._landing = Landing(reservations, publisher, tiers, self._wake)
         self._probes = count(1)
         tiers.closed.append(self._closed)
         self.runs: list[Run] = []

@@ -192,11 +192,14 @@ class Reads:
     def free(self, run: Run) -> Steps:
         """Waits until nothing touches a run's slots, and frees those that were not published.
 
+        The slots of what its tier is to forget are kept until it did, so that nobody stores the
+        same anew and then loses it below.
+
         Args:
             run: none of its pieces will be published any more.
         """
         run.is_stopping = True
-        while run.num_unanswered:
+        while run.num_unanswered or run.num_drops:
             yield WAIT
         for share in run.shares:
             share.planned = True

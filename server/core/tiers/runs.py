@@ -119,6 +119,7 @@ class Run:
         pieces: reads whose chunks are not published yet, in order.
         probe: number of the question that is open, 0 for none.
         is_stopping: nothing more is read or published; the rest is about to be freed.
+        num_drops: bad values that the tier is told to forget, and has not answered about.
         cleared: DELETE reached it.
         why: why it did not come further; None where no tier has more.
         passengers: who waits for it, in the order of coming.
@@ -141,6 +142,7 @@ class Run:
     pieces: deque[Piece] = field(default_factory=deque)
     probe: int = 0
     is_stopping: bool = False
+    num_drops: int = 0
     cleared: bool = False
     why: Miss | None = None
     passengers: dict[Passenger, None] = field(default_factory=dict)

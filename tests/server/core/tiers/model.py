@@ -115,7 +115,7 @@ class TierWorld(World):
     def _check_order(self, put: fx.TierPut) -> None:
         tier = self.tiers[put.tier]
         for drop in self.flying(put.tier, fx.TierDrop):
-            assert drop.fingerprint != put.fingerprint, "written while it is to be forgotten"
+            self.check_drop(drop, put)
         ahead = set(tier.had)
         for other in self.flying(put.tier, fx.TierPut):
             ahead |= set(self.names(other))
@@ -126,6 +126,10 @@ class TierWorld(World):
             if is_full and parent != NO_PARENT:
                 assert (name[0], parent, name[2]) in ahead, "a chunk before the one it continues"
             ahead.add(name)
+
+    def check_drop(self, drop: fx.TierDrop, put: fx.TierPut) -> None:
+        """Nothing of a namespace that is to be forgotten is written meanwhile."""
+        assert drop.fingerprint != put.fingerprint, "written while it is to be forgotten"
 
     def check_put(self, job: Job) -> None:
         """What is written is published when it begins and keeps its bytes to the end."""

@@ -1,0 +1,154 @@
+"""The world with lower tiers that are read, too: they may lie, lose, spoil, hang and answer late.
+
+Each read marks its slots as torn until it is answered, so that whatever is published under a torn
+or a wrong label is seen by the world; slots that a porter may still write to are nobody else's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol import messages as m
+from server.core import effects as fx
+from server.core.config import CoreConfig
+from server.core.tiers.parts import Status
+from tests.server.core.tiers.model import TierWorld
+from tests.server.core.world import Engine
+
+
+@dataclass
+class Manner:
+    """How a tier reads."""
+
+    #: Names that it claims and has not.
+    lost: set[tuple[bytes, bytes, int]] = field(default_factory=set)
+    spoilt: set[tuple[bytes, bytes, int]] = field(default_factory=set)
+    #: More chunks than it has that it claims.
+    boast: int = 0
+
+
+class ReadWorld(TierWorld):
+    """Tiers that may be read."""
+
+    def __init__(self, config: CoreConfig, **fields: Any) -> None:
+        super().__init__(config, **fields)
+        self.manners = [Manner() for _ in config.tiers]
+        self.tier_reads: list[fx.TierGet] = []
+
+    def slot_of(self, row: Any) -> tuple[int, int]:
+        geometry = self.extents[int(row["extent"])].geometry
+        slot, rest = divmod(int(row["offset"]) - geometry.data_offset_bytes, geometry.slot_bytes)
+        assert not rest
+        assert int(row["length"]) == geometry.payload_bytes
+        assert int(row["room"]) == geometry.slot_bytes
+        assert int(row["shard"]) == geometry.shard
+        return int(row["extent"]), slot
+
+    def _asked(self, job: Any) -> None:
+        if isinstance(job, fx.TierGet):
+            self.tier_reads.append(job)
+            others = {self.slot_of(row) for one in self.flying_gets() for row in one.parts}
+            claimed = self.claimed()
+            for row in job.parts:
+                extent, slot = self.slot_of(row)
+                shadow = self.extents[extent]
+                assert not shadow.removed, "a read into a removed extent"
+                assert shadow.records[slot] is None, "a read over a published record"
+                assert not shadow.generations[slot], "a late reader's check would miss this read"
+                assert (extent, slot) not in claimed, "a read over what somebody reads"
+                assert (extent, slot) not in others, "two reads into one slot"
+                shadow.content[slot] = ["torn"] * len(shadow.content[slot])
+        super()._asked(job)
+
+    def check_drop(self, drop: fx.TierDrop, put: fx.TierPut) -> None:
+        # A value that came spoilt is dropped while others are written, but not the same anew.
+        if drop.fingerprint == put.fingerprint:
+            assert drop.keys, "written while it is to be forgotten"
+            keys = {drop.keys[at : at + 16] for at in range(0, len(drop.keys), 16)}
+            assert not any(bytes(row["key"]) in keys for row in put.parts)
+
+    def remove(self, extent: int) -> None:
+        for job in self.flying_gets():
+            assert not (job.parts["extent"] == extent).any(), "removed while it is read into"
+        super().remove(extent)
+
+    def flying_gets(self) -> list[fx.TierGet]:
+        return [one for number in range(len(self.tiers)) for one in self.flying(number, fx.TierGet)]
+
+    def answer(self, number: int, late: Status | None = None) -> None:
+        job = self.tier_jobs[number]
+        if not isinstance(job, fx.TierGet):
+            super().answer(number)
+            return
+        del self.tier_jobs[number]
+        statuses = bytes(self.read(job, row, name) for row, name in self.rows(job))
+        if late is not None:
+            statuses = bytes([late]) * len(statuses)
+        whole = None if self.tiers[job.tier].fails else statuses
+        self.core.tier_done(fx.JobId(number), whole, self.now_ns)
+
+    def rows(self, job: fx.TierGet) -> list[tuple[Any, tuple[bytes, bytes, int]]]:
+        return list(zip(job.parts, self.names(job), strict=True))
+
+    def read(self, job: fx.TierGet, row: Any, name: tuple[bytes, bytes, int]) -> Status:
+        tier, manner = self.tiers[job.tier], self.manners[job.tier]
+        extent, slot = self.slot_of(row)
+        shadow = self.extents[extent]
+        assert shadow.records[slot] is None, "published while it was read"
+        if tier.fails:
+            return Status.ERROR
+        if name in manner.spoilt:
+            return Status.CORRUPT
+        if name not in tier.store or name in manner.lost:
+            return Status.ABSENT
+        shadow.content[slot] = [(name[1], name[2])] * len(shadow.content[slot])
+        return Status.OK
+
+    def probe(self, job: fx.TierProbe) -> int:
+        return min(super().probe(job) + self.manners[job.tier].boast, len(job.keys) // 16)
+
+    def down(self, number: int = 0, stuck_life: int = 0) -> None:
+        super().down(number, stuck_life)
+        self.pump()
+
+    def gone(self, number: int, life: int) -> None:
+        claimed = self.claimed()
+        for job in self.stuck_jobs.get((number, life), []):
+            for row in job.parts if isinstance(job, fx.TierGet) else ():
+                extent, slot = self.slot_of(row)
+                shadow = self.extents[extent]
+                assert not shadow.removed
+                assert shadow.records[slot] is None, "published under a stuck porter"
+                assert (extent, slot) not in claimed, "read under a stuck porter"
+                shadow.content[slot] = ["torn"] * len(shadow.content[slot])
+        super().gone(number, life)
+        self.pump()
+
+    def settle(self) -> None:
+        """Answers all that tiers were asked, until nothing is left."""
+        while self.tier_jobs:
+            self.answer(next(iter(self.tier_jobs)))
+            self.pump()
+
+    # --- shorthands -----------------------------------------------------------------------
+
+    def fill(self, keys: list[bytes], engine: Engine, number: int = 0) -> None:
+        """Puts all parts of chunks into a tier."""
+        space = engine.space
+        fingerprint = next(fp for fp, one in self.namespaces.items() if one == space)
+        self.tiers[number].store |= {
+            (fingerprint, key, shard) for key in keys for shard in range(space.num_shards)
+        }
+
+    def names_of(self, engine: Engine, keys: list[bytes]) -> set[tuple[bytes, bytes, int]]:
+        fingerprint = next(fp for fp, one in self.namespaces.items() if one == engine.space)
+        return {(fingerprint, key, one) for key in keys for one in range(engine.space.num_shards)}
+
+
+def query(engine: Engine, wait_ms: int = 60_000, request: int = 1) -> int:
+    """Sends a QUERY_PREFETCH_STATUS and lets the world come to rest; returns its seq."""
+    body = m.QueryPrefetchStatus(session=engine.session, request=request, wait_ms=wait_ms)
+    seq = engine.send(body)
+    engine.world.pump()
+    return seq

@@ -1,0 +1,183 @@
+"""The whole core with tiers that lie, lose, spoil, hang, die and answer late, under random engines.
+
+What the machine of ``test_core_stateful`` does to a core without tiers goes on; on top of it every
+question to a tier is answered in any order, by the truth or otherwise, or never. The world proves
+after each step that nothing is published but what a porter brought whole, and that a slot that a
+porter may still write to is nobody else's; at the end nothing is left reserved, locked or owed.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from protocol import messages as m
+from protocol.namespace import fingerprint
+from server.core.config import TierConfig
+from server.core.tiers.parts import Status
+from server.core.tiers.policy import Policy
+from tests.server.core.spaces import SPACES, keys_of
+from tests.server.core.test_core_stateful import CoreMachine, chains, numbers
+from tests.server.core.tiers.model import tiered
+from tests.server.core.tiers.reading import ReadWorld
+from tests.server.core.world import PAGE
+
+
+class TierMachine(CoreMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives = 0
+        self.porters: list[tuple[int, int]] = []
+        self.world = ReadWorld(
+            tiered(
+                TierConfig("a", window_bytes=24 * PAGE),
+                TierConfig("b", policy=Policy.NONE, window_bytes=24 * PAGE),
+                extents=7,
+                slots=6,
+                copy_window_bytes=6 * PAGE,
+                copy_piece_bytes=3 * PAGE,
+                promote_deadline_s=3.0,
+            ),
+            auto_copies=False,
+            auto_pools=False,
+            auto_extents=False,
+            auto_map=False,
+            auto_copiers=False,
+            auto_tiers=False,
+        )
+        self.porters = []
+
+    @property
+    def below(self) -> ReadWorld:
+        return cast(ReadWorld, self.world)
+
+    @initialize(filled=st.sets(st.tuples(chains, st.integers(0, 1)), max_size=4))
+    def open_tiers(self, filled: set[tuple[str, int]]) -> None:
+        for number in range(len(self.below.tiers)):
+            self.below.up(number)
+        for space in SPACES:
+            for name, branch in sorted(filled):
+                keys = keys_of(name, branch)
+                self.below.tiers[1].store |= {
+                    (fingerprint(space), key, shard)
+                    for key in keys
+                    for shard in range(space.num_shards)
+                }
+
+    # --- asking ---------------------------------------------------------------------------
+
+    @rule(number=numbers, wait_ms=st.sampled_from([0, 20, 2000, 60_000]))
+    def query(self, number: int, wait_ms: int) -> None:
+        engine = self.pick(number)
+        if engine is not None:
+            body = m.QueryPrefetchStatus(
+                session=engine.session, request=number % 3, wait_ms=wait_ms
+            )
+
+            def answered(reply: m.Body | None) -> None:
+                assert reply is None or isinstance(reply, m.LookupReply)
+                if isinstance(reply, m.LookupReply):
+                    assert reply.final == (not reply.pending)
+                    assert bool(reply.lease) == bool(reply.ready)
+
+            self.wait(engine, body, answered)
+
+    @rule(number=numbers, name=chains, branch=st.integers(0, 1))
+    def look_up_twice(self, number: int, name: str, branch: int) -> None:
+        """Two engines, or two requests, ask for chains that share a beginning."""
+        self.lookup(number, name, branch, 0)
+        self.lookup(number + 1, name, 1 - branch, 0)
+
+    # --- tiers ----------------------------------------------------------------------------
+
+    @precondition(lambda self: self.below.tier_jobs)
+    @rule(number=numbers)
+    def answer(self, number: int) -> None:
+        jobs = list(self.below.tier_jobs)
+        job = jobs[number % len(jobs)]
+        error = Status.ERROR if number % 16 == 0 else None
+        self.below.answer(job, error)
+        self.settle()
+
+    @rule()
+    def answer_all(self) -> None:
+        for _ in range(50):
+            for job in list(self.below.tier_jobs):
+                self.below.answer(job)
+            self.settle()
+            self.act_on_all()
+            if not self.below.tier_jobs:
+                break
+
+    @rule(which=st.integers(0, 1), number=numbers, name=chains, branch=st.integers(0, 1))
+    def spoil(self, which: int, number: int, name: str, branch: int) -> None:
+        manner, keys = self.below.manners[which], keys_of(name, branch)
+        space = SPACES[number % len(SPACES)]
+        one = (fingerprint(space), keys[number % len(keys)], number % space.num_shards)
+        (manner.lost if number % 2 else manner.spoilt).add(one)
+        manner.boast = number % 5 if number % 3 == 0 else 0
+
+    @rule(which=st.integers(0, 1), number=numbers)
+    def porter_dies(self, which: int, number: int) -> None:
+        if number % 4 or not self.below.tiers[which].is_up:
+            return
+        if number % 8 and len(self.porters) < 2:
+            self.lives += 1
+            self.porters.append((which, self.lives))
+            self.below.down(which, self.lives)
+        else:
+            self.below.down(which)
+        self.settle()
+
+    @rule(which=st.integers(0, 1))
+    def porter_starts(self, which: int) -> None:
+        if not self.below.tiers[which].is_up:
+            self.below.up(which)
+            self.settle()
+
+    @rule(number=numbers)
+    def stuck_porter_dies(self, number: int) -> None:
+        if self.porters and number % 2 == 0:
+            self.below.gone(*self.porters.pop(0))
+            self.settle()
+
+    @rule(ms=st.sampled_from([1, 20, 500, 2500]))
+    def pass_time(self, ms: int) -> None:
+        self.below.wait(ms * 1_000_000)
+        self.settle()
+
+    def teardown(self) -> None:
+        for number in range(len(self.below.tiers)):
+            if self.below.tiers[number].is_up:
+                self.below.down(number)
+        for which in self.porters:
+            self.below.gone(*which)
+        self.settle()
+        super().teardown()
+        stats = self.below.core.stats()
+        assert not stats["promotions_running"]
+        assert not stats["prefetches_waiting"]
+
+
+TierMachine.TestCase.settings = settings(
+    max_examples=15,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestTiers = TierMachine.TestCase
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+class TestTiersLong(TierMachine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(
+        max_examples=300,
+        stateful_step_count=120,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
