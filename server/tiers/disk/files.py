@@ -167,14 +167,18 @@ class HeaderBlocks(threading.local):
     """One aligned block for each thread, in which a value's header goes to and from the disk.
 
     Attributes:
-        block: uint8[BLOCK_BYTES]; behind the header it is zeros whenever it is written.
+        block: uint8[BLOCK_BYTES]; behind header and name it is zeros whenever it is written.
     """
 
     def __init__(self) -> None:
         self.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
 
-    def filled(self, header: memoryview) -> memoryview:
-        """The block with a header in front."""
-        self.block[HEADER_BYTES:] = bytes(BLOCK_BYTES - HEADER_BYTES)
+    def filled(self, header: memoryview, name: bytes = b"") -> memoryview:
+        """The block with a header in front, and behind it what it is found by."""
         self.block[:HEADER_BYTES] = header
+        self.block[HEADER_BYTES:] = name.ljust(BLOCK_BYTES - HEADER_BYTES, b"\0")
         return self.block
+
+    def names(self, name: bytes) -> bool:
+        """Whether a block that was read has this name behind its header."""
+        return self.block[HEADER_BYTES : HEADER_BYTES + len(name)] == name

@@ -14,9 +14,10 @@ GIB = 1 << 30
 NAME_BYTES = 36
 """Of a value in the index: fingerprint 16, key 16, shard u32 big-endian."""
 
-ENTRY_ROOM_BYTES = 200
-"""Of the index file for each value, at most: an entry is some 70 bytes long, its pages may be half
-empty, and those of the last commits are written a second time before the old ones are reused."""
+ENTRY_ROOM_BYTES = 320
+"""Of the index file for each value, at most: an entry is some 70 bytes long, pages are two thirds
+full, and a transaction that touches all of them leaves as many behind, twice, before they are used
+again."""
 
 MAX_SEGMENTS = 512
 """Each costs a descriptor; a process may have 1,024 where nobody raised that."""

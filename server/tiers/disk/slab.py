@@ -200,7 +200,7 @@ class SlabTier:
             return Status.ABSENT
         status = Status.CORRUPT
         try:
-            status = self._read(place, part)
+            status = self._read(name, place, part)
         except OSError as error:
             status = Status.ERROR
             self._troubles.tell("read errors", error.strerror)
@@ -210,7 +210,7 @@ class SlabTier:
             store.catalog.forget(name, place)
         return status
 
-    def _read(self, place: Place, part: Part) -> Status:
+    def _read(self, name: bytes, place: Place, part: Part) -> Status:
         segment, slot = place
         length = blocks(part.payload_bytes)
         if BLOCK_BYTES + length > segment.slot_bytes or length > len(part.room):
@@ -224,6 +224,10 @@ class SlabTier:
         if read < BLOCK_BYTES + length:
             self._troubles.tell("truncated", os.path.basename(segment.path))
             return Status.CORRUPT
+        if not self._headers.names(name):
+            # Killed after the slot was written anew and before the index said so.
+            self._troubles.tell("stale entries", os.path.basename(segment.path))
+            return Status.ABSENT
         part.header[:] = block[:HEADER_BYTES]
         return Status.OK
 
@@ -236,7 +240,7 @@ class SlabTier:
             return place
         is_written = False
         try:
-            self._write(place, part)
+            self._write(name, place, part)
             is_written = True
         except OSError as error:
             self._troubles.tell("write errors", error.strerror)
@@ -248,12 +252,12 @@ class SlabTier:
         store.catalog.publish(name, place, part.heat)
         return Status.OK
 
-    def _write(self, place: Place, part: Part) -> None:
+    def _write(self, name: bytes, place: Place, part: Part) -> None:
         segment, slot = place
         length = blocks(part.payload_bytes)
         if length > len(part.room):
             raise OSError(errno.EINVAL, "a room that is no whole blocks")
-        buffers = [self._headers.filled(part.header), part.room[:length]]
+        buffers = [self._headers.filled(part.header, name), part.room[:length]]
         write_all(self._files, segment.fd, buffers, segment.offset(slot))
         if not segment.is_direct:
             self._files.forget_cached(segment.fd)

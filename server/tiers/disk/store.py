@@ -67,8 +67,16 @@ class Store:
             raise
 
     def _opening(self) -> None:
-        plan, troubles = self._plan, self._troubles
         starts = self._starts()
+        try:
+            self._bring_up(starts)
+        except Exception:
+            # The process outlives it, so it is not the index that ends it.
+            self._set_starts(starts)
+            raise
+
+    def _bring_up(self, starts: int) -> None:
+        plan, troubles = self._plan, self._troubles
         if starts >= MAX_STARTS:
             troubles.tell("index lost", f"{starts} starts came to nothing")
             index_files.remove(self._index_folder)
