@@ -23,6 +23,9 @@ KEY = "l2"
 MAX_TIERS = 8
 MAX_URL_CHARS = 2048
 CONCURRENCY = 4
+MIN_BANDWIDTH_BYTES_S = 32 * MIB
+"""One read is up to 32 MiB, and one that takes seconds counts as hanging."""
+
 _MAX_CONCURRENCY = 64
 _MAX_USES = 1_000_000
 _COMMON = ("policy", "concurrency", "bandwidth", "name", "credentials")
@@ -244,8 +247,8 @@ def _concurrency(kind: str, text: str) -> int:
 def _bandwidth(kind: str, text: str) -> int:
     key = f"{KEY}: {kind}: bandwidth"
     bytes_s = parse_size(key, text)
-    if bytes_s < MIB:
-        raise invalid(key, text, "at least 1M, in bytes a second")
+    if bytes_s < MIN_BANDWIDTH_BYTES_S:
+        raise invalid(key, text, "at least 32M, in bytes a second")
     return bytes_s
 
 

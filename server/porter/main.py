@@ -24,6 +24,7 @@ from server.porter.channel import receive, send
 from server.porter.engines import open_tier
 from server.porter.jobs import Performer, told
 from server.porter.memory import Memory
+from server.porter.notes import Notes
 from server.porter.turns import Job, Turns
 from server.porter.wire import Answer, Command, Kind
 from server.tiers.interface import Tier, TierError
@@ -35,7 +36,7 @@ MAX_JOBS = 1024
 """Jobs taken in; more wait in the socket, and in the server, which bounds them."""
 
 PROGRESS_S = 1.0
-END_S = 3.0
+END_S = 2.0
 """For jobs that are under way when the server closes the socket; it waits a little longer."""
 
 NICENESS = 10
@@ -50,12 +51,14 @@ class Porter:
         tier: opened.
         concurrency: threads that move bytes; puts leave one of them to gets.
         bytes_s: most bytes a second each way, 0 for no bound.
+        notes: what is to be logged.
     """
 
     def __init__(
-        self, channel: socket.socket, tier: Tier, concurrency: int, bytes_s: int = 0
+        self, channel: socket.socket, tier: Tier, concurrency: int, bytes_s: int, notes: Notes
     ) -> None:
         self._channel = channel
+        self._notes = notes
         self._tier = tier
         self._memory = Memory(tier)
         self._stopping = threading.Event()
@@ -68,6 +71,7 @@ class Porter:
         self._num_jobs = 0
         self._has_moved = False
         self._told_s = time.monotonic()
+        self._noted_s = 0.0
         self._threads = [
             threading.Thread(
                 target=self._work, args=(number == 0,), name=f"kvkeep-porter-{number}", daemon=True
@@ -77,6 +81,8 @@ class Porter:
 
     def run(self) -> None:
         """Serves until the server closes the socket, then waits a while for what is under way."""
+        self._notes.wake = self._wake.set
+        self._wake.set()  # there may be notes from before
         for thread in self._threads:
             thread.start()
         try:
@@ -94,7 +100,8 @@ class Porter:
         # Full or not, the server's end of the socket may close.
         wanted = select.POLLRDHUP | (select.POLLIN if self._num_jobs < MAX_JOBS else 0)
         self._poller.register(self._channel, wanted)
-        patience_s = 0 if is_idle else PROGRESS_S if self._num_jobs else None
+        has_more = self._num_jobs or self._notes
+        patience_s = 0 if is_idle else PROGRESS_S if has_more else None
         ready = dict(self._poller.poll(None if patience_s is None else 1000 * patience_s))
         found = ready.get(self._channel.fileno(), 0)
         if self._wake.fileno() in ready:
@@ -151,7 +158,11 @@ class Porter:
         send(self._channel, answer)
 
     def _tell_progress(self) -> None:
-        if self._has_moved and time.monotonic() - self._told_s >= PROGRESS_S:
+        now_s = time.monotonic()
+        if self._notes and now_s - self._noted_s >= PROGRESS_S:
+            self._noted_s = now_s
+            send(self._channel, Answer(Kind.PROGRESS, 0, error=self._notes.take()))
+        if self._has_moved and now_s - self._told_s >= PROGRESS_S:
             self._answer(Answer(Kind.PROGRESS, 0))
 
     # --- worker threads -------------------------------------------------------------------------
@@ -205,18 +216,19 @@ def open_first(channel: socket.socket) -> tuple[TierSpec, Tier] | None:
     return spec, tier
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: socket.socket, notes: Notes) -> None:
     """Opens a tier and serves it to the end.
 
     Args:
         channel: to the server.
+        notes: what is to be logged.
     """
     opened = open_first(channel)
     if opened is None:
         return
     spec, tier = opened
     try:
-        Porter(channel, tier, spec.concurrency, spec.bandwidth_bytes_s).run()
+        Porter(channel, tier, spec.concurrency, spec.bandwidth_bytes_s, notes).run()
     finally:
         try:
             tier.close()
@@ -233,10 +245,11 @@ def main(arguments: list[str]) -> None:
     fd, parent_pid = int(arguments[0]), int(arguments[1])
     begin(parent_pid)
     os.nice(NICENESS)
-    logging.basicConfig(format="kvkeep porter: %(levelname)s %(message)s")
+    notes = Notes()
+    logging.basicConfig(handlers=[notes])
     with socket.socket(fileno=fd) as channel:
         try:
-            serve(channel)
+            serve(channel, notes)
         except (BrokenPipeError, ConnectionResetError):
             pass
     # Threads that a tier's library or a call that hangs left behind must not hold this up.

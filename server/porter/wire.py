@@ -87,7 +87,8 @@ class Answer:
 
     Attributes:
         kind: of the command; READY, once, for CONFIGURE; PROGRESS when no job has ended for a
-            while but parts of one have, so that a slow tier is not taken for a wedged one.
+            while but parts of one have, so that a slow tier is not taken for a wedged one, and for
+            what is to be logged, as an error text.
         number: of the command.
         count: of PROBE: leading chunks that are there whole.
         error: why all of it failed, in one line, or None.

@@ -78,7 +78,7 @@ def test_policies(text: str) -> None:
         ("disk:/x?size=1G&policy=after-0-uses", "one of write-through"),
         ("disk:/x?size=1G&policy=after-N-uses", "one of write-through"),
         ("disk:/x?size=1G&concurrency=0", "1 to 64 threads"),
-        ("disk:/x?size=1G&bandwidth=5", "at least 1M"),
+        ("disk:/x?size=1G&bandwidth=31M", "at least 32M"),
         ("disk:/x?size=1G&name=L2", "a letter first"),
         ("disk:/x?size=1G&credentials=/c", "takes no credentials"),
         ("mooncake:/x", "expected mooncake://"),

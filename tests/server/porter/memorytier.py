@@ -5,6 +5,8 @@ As the module of an engine it is opened by ``open``; a spec's location names wha
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ class MemoryTier:
         gate: calls that move bytes wait for it.
         statuses: by key, what a call says of it instead of what it does.
         raises: what every call raises, or None.
+        raises_later: what calls that move bytes raise, or None.
         registered: memory it was told of, by address.
         forget_s: how long ``clear`` takes.
     """
@@ -35,6 +38,7 @@ class MemoryTier:
         self.gate.set()
         self.statuses: dict[bytes, Status] = {}
         self.raises: BaseException | None = None
+        self.raises_later: BaseException | None = None
         self.registered: dict[int, int] = {}
         self.is_closed = False
         self.health_now = Health(ok=True, used_bytes=1, capacity_bytes=2)
@@ -49,8 +53,9 @@ class MemoryTier:
         assert self.gate.wait(20)
         with self._lock:
             self.num_inside -= 1
-        if self.raises is not None:
-            raise self.raises
+        error = self.raises or self.raises_later
+        if error is not None:
+            raise error
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
         self.calls.append(f"exists {len(names)}")
@@ -129,6 +134,10 @@ def open(spec: TierSpec) -> MemoryTier:  # noqa: A001 - as engines have it
         raise TierError("the tier is\n asleep")
     if word == "breaks":
         raise RuntimeError("password=hunter2")
+    if word == "fails":
+        tier = MemoryTier()
+        tier.raises_later = OSError(errno.EIO, os.strerror(errno.EIO))
+        return tier
     if word == "slow":
         return SlowTier(0.2)
     if word == "hangs":

@@ -14,6 +14,7 @@ import pytest
 
 from server.core.tiers.parts import MAX_PARTS, Status
 from server.porter import main as porter
+from server.porter.notes import Notes
 from server.porter.wire import Answer, Command, Kind, pack_command
 from server.tierspec import to_json
 from tests.server.porter.process import MODULE, PorterProcess, spec
@@ -81,6 +82,22 @@ def test_a_command_that_has_no_place_is_an_error() -> None:
         answer = child.call(Command(Kind.MAP_EXTENT, 4, SIZE, PAGE))
         assert answer.number == 4
         assert answer.error is not None
+
+
+def test_what_goes_wrong_is_told_for_the_log_no_more_than_once_a_second() -> None:
+    with PorterProcess(spec("fails")) as child:
+        with_extent(child)
+        get = Command(Kind.GET, 5, fingerprint=SPACE, parts=rows([1]))
+        begun_s = time.monotonic()
+        notes = []
+        while time.monotonic() - begun_s < 1.5:
+            answer = child.call(get)
+            while answer.kind == Kind.PROGRESS:
+                notes.append(answer.error)
+                answer = child.answer()
+            assert list(answer.statuses) == [Status.ERROR]
+        assert 1 <= len(notes) <= 3
+        assert set(notes) == {"get: OSError: Input/output error"}
 
 
 def test_a_slow_job_shows_that_it_gets_on() -> None:
@@ -183,7 +200,7 @@ def test_a_server_that_goes_before_it_configures_is_no_fault() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.shutdown(socket.SHUT_RDWR)
-        porter.serve(theirs)
+        porter.serve(theirs, Notes())
 
 
 def test_nothing_comes_before_configure() -> None:

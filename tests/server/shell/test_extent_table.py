@@ -80,10 +80,10 @@ def test_an_extent_stays_until_the_copier_has_unmapped_it(setup: Setup) -> None:
         setup.table[ExtentId(1)]
     setup.create(2)
     setup.create(3)
-    setup.table.unmapped(HOST_COPIER, ExtentId(9), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(9), 0)
     assert setup.names() == {1}
     assert first.writable.is_open()
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
     assert [setup.created().geometry.extent for _ in range(2)] == [2, 3]
     assert setup.names() == {2, 3}
     assert not first.writable.is_open()
@@ -95,7 +95,7 @@ def test_a_dead_copier_owes_no_answer(setup: Setup) -> None:
         setup.created()
         setup.table.remove(ExtentId(extent), 0)
         if extent == 1:
-            setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+            setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
     setup.create(3)
     assert setup.names() <= {2}
     setup.link.detach()
@@ -123,7 +123,7 @@ def test_a_copier_that_does_not_answer_keeps_nobody_waiting_for_long(setup: Setu
     assert setup.table.deadline_ns() is None
     setup.table.create(make_geometry(3), 7 * second_ns)
     assert setup.created().geometry.extent == 3
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 8 * second_ns)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 8 * second_ns)
     assert wait_until(lambda: setup.names() == {2, 3})
 
 
@@ -217,10 +217,10 @@ def test_memory_is_free_only_when_a_device_that_left_it_has_unmapped_it(
     kinds = [Kind.MAP_EXTENT, Kind.UNMAP_EXTENT, Kind.MAP_EXTENT, Kind.UNMAP_EXTENT]
     assert [kind for kind, _ in peer.commands()] == kinds
     setup.create(2)
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
-    setup.table.unmapped(DEVICE, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
+    setup.table.unmapped(setup.links[DEVICE], ExtentId(1), 0)
     assert setup.names() == {1}
-    setup.table.unmapped(DEVICE, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[DEVICE], ExtentId(1), 0)
     assert setup.created().geometry.extent == 2
     assert peer.commands() == [(Kind.MAP_EXTENT, 2)]
     assert setup.names() == {2}
@@ -234,7 +234,7 @@ def test_the_next_copier_of_a_device_is_passed_what_its_pools_need(
     setup.table.serve(DEVICE, PoolHandle(5), MINE, 0)
     setup.table.remove(ExtentId(1), 0)
     setup.create(2)
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
     peer.link.detach()
     setup.table.copier_lost(DEVICE, 0)
     assert setup.created().geometry.extent == 2
