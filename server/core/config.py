@@ -55,6 +55,8 @@ class CoreConfig:
         max_leased_slots_per_instance: slot descriptors one engine's leases may remember.
         tiers: below L1, the first one is asked first; at most MAX_TIERS.
         promote_deadline_s: longest time from a LOOKUP to the final answer about its promotion.
+        promote_piece_bytes: most bytes that are read from a tier at once; a larger chunk goes
+            alone.
     """
 
     arena_bytes: int
@@ -73,3 +75,4 @@ class CoreConfig:
     max_leased_slots_per_instance: int = 1 << 22
     tiers: tuple[TierConfig, ...] = ()
     promote_deadline_s: float = 1.0
+    promote_piece_bytes: int = 16 * MIB

@@ -116,7 +116,13 @@ class State:
         )
         self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
         self.promotion = Promotion(
-            self.arena, self.reservations, self.publisher, self.tiers, self.lanes, self.fault
+            config,
+            self.arena,
+            self.reservations,
+            self.publisher,
+            self.tiers,
+            self.lanes,
+            self.fault,
         )
         self.prefetches = Prefetches(
             config, self.timers, self.outbox, self.lookups, self.promotion, self.misses

@@ -15,6 +15,7 @@ from itertools import count
 from protocol.ids import ID_BYTES
 from server.core.admission import MORE, WAIT, Lanes, Steps
 from server.core.arena import Arena
+from server.core.config import CoreConfig
 from server.core.index import ABSENT
 from server.core.namespaces import Owner
 from server.core.publishing import Publisher
@@ -40,6 +41,7 @@ class Promotion:
     """Every run.
 
     Args:
+        config: settings.
         arena: slots and extents.
         reservations: takes slots.
         publisher: publishes them.
@@ -54,6 +56,7 @@ class Promotion:
 
     def __init__(
         self,
+        config: CoreConfig,
         arena: Arena,
         reservations: Reservations,
         publisher: Publisher,
@@ -64,7 +67,7 @@ class Promotion:
         self._tiers = tiers
         self._lanes = lanes
         self._fault = fault
-        self._reads = Reads(arena, reservations, tiers, self._wake)
+        self._reads = Reads(arena, reservations, tiers, config.promote_piece_bytes, self._wake)
         self._landing = Landing(reservations, publisher, tiers, self._wake)
         self._probes = count(1)
         tiers.closed.append(self._closed)

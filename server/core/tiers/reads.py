@@ -26,11 +26,12 @@ from server.core.tiers.rows import rows
 from server.core.tiers.runs import Piece, Run, Share, Span
 from server.core.tiers.tiers import Tiers
 
-PIECE_BYTES, LEAST_PIECE_BYTES = 16 * MIB, MIB
-"""Of one piece; the smaller one where a run is short, so that several are read at once."""
-
 PIECES = 8
 """Of one run that are read at once."""
+
+LEAST_PIECE_BYTES = MIB
+"""A short run is cut into smaller pieces, so that several are read at once; not into smaller ones
+than this."""
 
 BEGIN_SHARDS = 32
 """Shards that are looked up and locked in one slice."""
@@ -43,6 +44,7 @@ class Reads:
         arena: slots and extents.
         reservations: takes slots.
         tiers: who reads.
+        piece_bytes: most bytes of one piece.
         landed: called with a run of which a piece has come.
     """
 
@@ -51,8 +53,10 @@ class Reads:
         arena: Arena,
         reservations: Reservations,
         tiers: Tiers,
+        piece_bytes: int,
         landed: Callable[[Run], None],
     ) -> None:
+        self._piece_bytes = piece_bytes
         self._arena = arena
         self._reservations = reservations
         self._tiers = tiers
@@ -87,7 +91,7 @@ class Reads:
                     return
         sizes = map(run.owner.namespace.slot_payload_bytes, range(run.owner.num_shards))
         chunk_bytes = max(1, sum(sizes))
-        wanted = min(PIECE_BYTES, max(LEAST_PIECE_BYTES, run.count * chunk_bytes // PIECES))
+        wanted = min(self._piece_bytes, max(LEAST_PIECE_BYTES, run.count * chunk_bytes // PIECES))
         most = max(1, MAX_PARTS // len(run.shares))
         run.chunks_per_piece = max(1, min(most, wanted // chunk_bytes))
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol import messages as m
+from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.config import CoreConfig
 from server.core.tiers.parts import Status
-from tests.server.core.tiers.model import TierWorld
+from tests.server.core.tiers.model import Name, TierWorld
 from tests.server.core.world import Engine
 
 
@@ -22,8 +23,8 @@ class Manner:
     """How a tier reads."""
 
     #: Names that it claims and has not.
-    lost: set[tuple[bytes, bytes, int]] = field(default_factory=set)
-    spoilt: set[tuple[bytes, bytes, int]] = field(default_factory=set)
+    lost: set[Name] = field(default_factory=set)
+    spoilt: set[Name] = field(default_factory=set)
     #: More chunks than it has that it claims.
     boast: int = 0
 
@@ -88,10 +89,10 @@ class ReadWorld(TierWorld):
         whole = None if self.tiers[job.tier].fails else statuses
         self.core.tier_done(fx.JobId(number), whole, self.now_ns)
 
-    def rows(self, job: fx.TierGet) -> list[tuple[Any, tuple[bytes, bytes, int]]]:
+    def rows(self, job: fx.TierGet) -> list[tuple[Any, Name]]:
         return list(zip(job.parts, self.names(job), strict=True))
 
-    def read(self, job: fx.TierGet, row: Any, name: tuple[bytes, bytes, int]) -> Status:
+    def read(self, job: fx.TierGet, row: Any, name: Name) -> Status:
         tier, manner = self.tiers[job.tier], self.manners[job.tier]
         extent, slot = self.slot_of(row)
         shadow = self.extents[extent]
@@ -133,17 +134,15 @@ class ReadWorld(TierWorld):
 
     # --- shorthands -----------------------------------------------------------------------
 
-    def fill(self, keys: list[bytes], engine: Engine, number: int = 0) -> None:
-        """Puts all parts of chunks into a tier."""
-        space = engine.space
-        fingerprint = next(fp for fp, one in self.namespaces.items() if one == space)
-        self.tiers[number].store |= {
-            (fingerprint, key, shard) for key in keys for shard in range(space.num_shards)
-        }
+    def give(self, number: int, engine: Engine, keys: list[bytes]) -> None:
+        """Puts all parts of chunks into a tier, as another server would."""
+        names = self.names_of(engine, keys)
+        self.tiers[number].store |= names
+        self.tiers[number].had |= names
 
-    def names_of(self, engine: Engine, keys: list[bytes]) -> set[tuple[bytes, bytes, int]]:
-        fingerprint = next(fp for fp, one in self.namespaces.items() if one == engine.space)
-        return {(fingerprint, key, one) for key in keys for one in range(engine.space.num_shards)}
+    def names_of(self, engine: Engine, keys: list[bytes]) -> set[Name]:
+        space = engine.space
+        return {(fingerprint(space), key, one) for key in keys for one in range(space.num_shards)}
 
 
 def query(engine: Engine, wait_ms: int = 60_000, request: int = 1) -> int:

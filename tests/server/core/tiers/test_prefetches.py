@@ -27,7 +27,7 @@ def world_of(*tiers: TierConfig, **fields: Any) -> tuple[ReadWorld, Engine]:
 def test_a_lookup_says_what_may_come_and_the_query_leases_it() -> None:
     world, engine = world_of(auto_tiers=False)
     keys = chain("x", 6)
-    world.fill(keys[:5], engine)
+    world.give(0, engine, keys[:5])
     found = engine.lookup(keys)
     assert (found.ready, found.pending, found.final) == (0, 6, False)
     seq = query(engine)
@@ -64,7 +64,7 @@ def test_the_wait_ends_with_what_is_there_and_the_rest_still_comes() -> None:
     world, engine = world_of(auto_tiers=False)
     keys = chain("x", 4)
     assert engine.save(keys[:1]) == 1
-    world.fill(keys, engine)
+    world.give(0, engine, keys)
     assert engine.lookup(keys).pending == 3
     seq = query(engine, wait_ms=20)
     world.wait(20_000_000)
@@ -81,7 +81,7 @@ def test_the_deadline_covers_queue_and_load_and_late_bytes_serve_the_next_reques
     # B30: a tier that does not answer.
     world, engine = world_of(auto_tiers=False, promote_deadline_s=0.5)
     keys = chain("x", 4)
-    world.fill(keys, engine)
+    world.give(0, engine, keys)
     assert engine.lookup(keys).pending == 4
     (probe,) = world.tier_jobs
     world.answer(probe)

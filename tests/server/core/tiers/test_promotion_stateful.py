@@ -41,6 +41,7 @@ class TierMachine(CoreMachine):
                 copy_window_bytes=6 * PAGE,
                 copy_piece_bytes=3 * PAGE,
                 promote_deadline_s=3.0,
+                promote_piece_bytes=3 * PAGE,
             ),
             auto_copies=False,
             auto_pools=False,
@@ -92,6 +93,34 @@ class TierMachine(CoreMachine):
         self.lookup(number, name, branch, 0)
         self.lookup(number + 1, name, 1 - branch, 0)
 
+    @rule(
+        number=numbers,
+        which=st.integers(0, 1),
+        name=chains,
+        branch=st.integers(0, 1),
+        boast=st.integers(0, 2),
+        bad=st.none() | numbers,
+    )
+    def promote(
+        self, number: int, which: int, name: str, branch: int, boast: int, bad: int | None
+    ) -> None:
+        """A whole promotion: of what a tier was given by somebody else, and of more."""
+        engine = self.pick(number)
+        if engine is None:
+            return
+        keys, manner = keys_of(name, branch)[: 1 + number % 15], self.below.manners[which]
+        self.below.give(which, engine, keys)
+        manner.boast = boast
+        manner.spoilt.clear()
+        manner.lost.clear()
+        if bad is not None:
+            names = sorted(self.below.names_of(engine, keys))
+            (manner.lost if bad % 2 else manner.spoilt).add(names[bad // 2 % len(names)])
+        self.lookup(number, name, branch, number % 2)
+        self.query(number, 60_000)
+        self.answer_all()
+        self.retrieve(number, 1)
+
     # --- tiers ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.below.tier_jobs)
@@ -107,7 +136,8 @@ class TierMachine(CoreMachine):
     def answer_all(self) -> None:
         for _ in range(50):
             for job in list(self.below.tier_jobs):
-                self.below.answer(job)
+                if job in self.below.tier_jobs:  # a DROP has writes answered before it
+                    self.below.answer(job)
             self.settle()
             self.act_on_all()
             if not self.below.tier_jobs:
@@ -116,10 +146,10 @@ class TierMachine(CoreMachine):
     @rule(which=st.integers(0, 1), number=numbers, name=chains, branch=st.integers(0, 1))
     def spoil(self, which: int, number: int, name: str, branch: int) -> None:
         manner, keys = self.below.manners[which], keys_of(name, branch)
-        space = SPACES[number % len(SPACES)]
+        engine = self.pick(number)
+        space = SPACES[number % len(SPACES)] if engine is None else engine.space
         one = (fingerprint(space), keys[number % len(keys)], number % space.num_shards)
         (manner.lost if number % 2 else manner.spoilt).add(one)
-        manner.boast = number % 5 if number % 3 == 0 else 0
 
     @rule(which=st.integers(0, 1), number=numbers)
     def porter_dies(self, which: int, number: int) -> None:
