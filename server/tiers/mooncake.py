@@ -6,14 +6,12 @@ header. Runs in: the porter, on its worker threads.
 
 The library gives a transfer up after 60 seconds, tells so, and the transfer may still write into
 memory afterwards. Over TCP its own limit for transfers that stand still (``mooncakelink``) ends
-them long before, cleanly. Should a call ever reach the other limit, this process ends at once: only
-that keeps the bytes from a slot which is somebody else's by then.
+them long before, cleanly; what comes near the other limit ends this process (``mooncakewatch``),
+and with it whatever could write into a slot that is somebody else's by then.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,6 +20,7 @@ from typing import Any
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
 from server.tiers.mooncakeheat import Popularity
 from server.tiers.mooncakelink import BLOCK_BYTES, Headers, connect, host_port, library, register
+from server.tiers.mooncakewatch import Watch
 from server.tierspec import TierSpec
 
 CALL_VALUES = 8
@@ -39,9 +38,6 @@ FULL_PAUSE_S = 1.0
 """So long after that a put is tried once only."""
 
 CLEAR_TRIES = 3
-
-TRANSFER_LIMIT_S = 50.0
-"""A call that took longer may have been given up by the library."""
 
 _NO_ROOM, _INVALID, _NOT_READY, _NOT_FOUND = -200, -600, -703, -704
 _THERE_ALREADY, _FAILED, _WRONG_SUM = -705, -800, -801
@@ -76,15 +72,11 @@ def open(spec: TierSpec) -> Tier:  # noqa: A001
             module.ReplicateConfig,
             Headers(store, spec.concurrency + 2),
             Popularity(spec.number("replicas"), spec.number("max_replicas")),
+            Watch(),
         )
     except BaseException:
         store.close()
         raise
-
-
-def end_process() -> None:
-    """Ends this process; the kernel takes its connections and its memory, the last write too."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Mooncake:
@@ -95,8 +87,7 @@ class Mooncake:
         config: makes the library's ``ReplicateConfig``.
         headers: registered memory.
         popularity: how many copies each value shall have.
-        limit_s: what a transfer may take at most.
-        lost: called when one took longer; does not return.
+        watch: ends the process when a transfer does not come back.
     """
 
     def __init__(
@@ -105,16 +96,14 @@ class Mooncake:
         config: Callable[[], Any],
         headers: Headers,
         popularity: Popularity,
-        limit_s: float = TRANSFER_LIMIT_S,
-        lost: Callable[[], None] = end_process,
+        watch: Watch,
     ) -> None:
         assert CALL_VALUES * HEADER_BYTES <= BLOCK_BYTES
         self._store = store
         self._config = config
         self._headers = headers
         self._popularity = popularity
-        self._limit_s = limit_s
-        self._lost = lost
+        self._watch = watch
         self._full_until = 0.0
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
@@ -174,10 +163,11 @@ class Mooncake:
         code = self._store.is_exist(key)
         if code < 0:
             return Health(False, note=f"mooncake: the master does not answer (code {code})")
-        try:
-            return self._tried(key)
-        finally:
-            self._store.remove(key, True)
+        with self._watch.over():
+            try:
+                return self._tried(key)
+            finally:
+                self._store.remove(key, True)
 
     def register(self, address: int, size_bytes: int) -> None:
         """Has the library know an extent.
@@ -193,15 +183,15 @@ class Mooncake:
 
     def close(self) -> None:
         """Leaves the pool; memory that was lent to it goes with us."""
+        self._watch.close()
         self._store.close()
 
     def _get(self, parts: Sequence[Part]) -> list[Status]:
+        keys = [_key(part.name) for part in parts]
         with self._headers.lent() as block:
-            started = time.monotonic()
-            codes = self._store.batch_get_into_multi_buffers(
-                [_key(part.name) for part in parts], *_places(parts, block.address)
-            )
-            self._end_if_lost(started)
+            places = _places(parts, block.address)
+            with self._watch.over():
+                codes = self._store.batch_get_into_multi_buffers(keys, *places)
             statuses = self._told(parts, codes)
             for at, (part, status) in enumerate(zip(parts, statuses, strict=True)):
                 if status is Status.OK:
@@ -255,14 +245,13 @@ class Mooncake:
         keys = [_key(part.name) for part in parts]
         addresses, sizes = _places(parts, headers)
         while group:
-            started = time.monotonic()
-            codes = self._store.batch_put_from_multi_buffers(
-                [keys[at] for at in group],
-                [addresses[at] for at in group],
-                [sizes[at] for at in group],
-                config,
-            )
-            self._end_if_lost(started)
+            with self._watch.over():
+                codes = self._store.batch_put_from_multi_buffers(
+                    [keys[at] for at in group],
+                    [addresses[at] for at in group],
+                    [sizes[at] for at in group],
+                    config,
+                )
             for at, code in zip(group, codes, strict=True):
                 statuses[at] = _PUT.get(code, Status.ERROR)
             group = [at for at in group if statuses[at] is Status.NO_ROOM]
@@ -290,10 +279,6 @@ class Mooncake:
             if code != len(wanted) or block.data[: len(wanted)] != wanted:
                 return Health(False, note=f"mooncake: a value cannot be read (code {code})")
         return Health(True)
-
-    def _end_if_lost(self, started: float) -> None:
-        if time.monotonic() - started > self._limit_s:
-            self._lost()
 
 
 def _in_pieces(

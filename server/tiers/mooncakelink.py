@@ -29,6 +29,7 @@ _log = logging.getLogger("kvkeep.porter")
 SETTINGS = {
     "MC_RPC_TIMEOUT_MS": "2000",
     "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
+    "MC_HANDSHAKE_CONNECT_TIMEOUT": "1",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
     "MC_TCP_STATUS_TIMEOUT_SEC": "2",

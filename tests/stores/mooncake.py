@@ -50,10 +50,17 @@ class Program:
                 self._command, stdout=log, stderr=log, cwd=self._log.parent, env=environment
             )
 
-    def send(self, number: signal.Signals) -> None:
-        """Sends it a signal."""
+    def stop(self) -> None:
+        """SIGSTOP; returns when no thread of it runs any more."""
         assert self._process is not None
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        until(lambda: all(_state(one) == "T" for one in threads.iterdir()), 10)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """kill -9, and waits for its end."""
@@ -155,6 +162,10 @@ def until(condition: Callable[[], bool], limit_s: float) -> float:
         assert time.monotonic() - begun < limit_s, f"not within {limit_s} s"
         time.sleep(0.05)
     return time.monotonic() - begun
+
+
+def _state(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Slots:

@@ -70,10 +70,12 @@ def test_names_are_bounded_and_the_silent_one_goes(monkeypatch: pytest.MonkeyPat
 def test_many_threads_lose_no_read() -> None:
     clock = Clock()
     popularity = Popularity(1, 16, clock)
-    threads = [
-        threading.Thread(target=lambda: [popularity.note(NAME) for _ in range(1000)])
-        for _ in range(4)
-    ]
+
+    def read() -> None:
+        for _ in range(1000):
+            popularity.note(NAME)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

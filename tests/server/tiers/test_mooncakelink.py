@@ -1,5 +1,6 @@
 """The client's settings, addresses and memory; connections are tested with the tier."""
 
+import importlib
 import os
 import sys
 import threading
@@ -61,7 +62,7 @@ def test_what_a_library_needs_of_the_system_is_told(monkeypatch: pytest.MonkeyPa
     def refuse(name: str) -> None:
         raise ImportError("libibverbs.so.1: cannot open shared object file", name=name)
 
-    monkeypatch.setattr(mooncakelink.importlib, "import_module", refuse)
+    monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(TierError, match=r"cannot open shared .*apt-get install libibverbs1"):
         library("127.0.0.1")
 
