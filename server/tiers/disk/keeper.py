@@ -33,7 +33,8 @@ _FOLDER = re.compile(r"[0-9a-f]{32}")
 _FAN = re.compile(r"[0-9a-f]{2}")
 _VALUE = re.compile(r"[0-9a-f]{32}-[0-9]{1,10}")
 _SOON_S = 1.0
-_STOP_S = 5.0
+_STOP_S = 2.0
+_CLEARING_S = 1.0
 _BLOCK = 512
 
 
@@ -81,9 +82,11 @@ class Keeper:
         self._most = size_bytes - max(1 << 18, size_bytes // 256)
         self._troubles = troubles
         self._rescan_s = rescan_s
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._is_clearing = False
         self._candidates: deque[Candidate] = deque()
         self._added = 0
+        self._found_bytes = 0
         self.used_bytes = 0
         self._is_known = threading.Event()
         self._wake = threading.Event()
@@ -99,9 +102,15 @@ class Keeper:
         """Makes room for a file, removing others; False if there is none."""
         if not self._is_known.is_set():
             return False
+        give_up_s = time.monotonic() + _CLEARING_S
         while True:
             with self._lock:
-                if self.used_bytes + num_bytes <= self._most:
+                # What was cleared makes room before anything that is still wanted does.
+                self._lock.wait_for(
+                    lambda: self._has_room(num_bytes) or not self._is_clearing,
+                    max(0.0, give_up_s - time.monotonic()),
+                )
+                if self._has_room(num_bytes):
                     self.used_bytes += num_bytes
                     self._added += num_bytes
                     return True
@@ -122,6 +131,7 @@ class Keeper:
         """A file is gone, or was not written."""
         with self._lock:
             self.used_bytes = max(0, self.used_bytes - num_bytes)
+            self._lock.notify_all()
 
     def used(self, path: str, used_ns: int, size_bytes: int) -> None:
         """A file was written or used: it goes after those before it."""
@@ -129,8 +139,10 @@ class Keeper:
             if len(self._candidates) < MAX_CANDIDATES:
                 self._candidates.append(Candidate(used_ns, path, size_bytes))
 
-    def rescan(self) -> None:
-        """Asks for a walk soon."""
+    def cleared(self) -> None:
+        """Has folders removed that were renamed to ``CLEARED`` and something."""
+        with self._lock:
+            self._is_clearing = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -138,6 +150,9 @@ class Keeper:
         self._ending.set()
         self._wake.set()
         self._thread.join(_STOP_S)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self.used_bytes + num_bytes <= self._most
 
     def _evict(self, candidate: Candidate) -> None:
         try:
@@ -157,13 +172,15 @@ class Keeper:
         while not self._ending.is_set():
             self._wake.clear()
             try:
+                self._remove_cleared()
                 self._walk()
                 self._is_known.set()
             except OSError as error:
                 self._troubles.tell("folder unread", error.strerror)
             self._wake.wait(self._rescan_s)
             # Not one walk after the other while there is nothing to remove.
-            self._ending.wait(min(_SOON_S, self._rescan_s))
+            if not self._is_clearing:
+                self._ending.wait(min(_SOON_S, self._rescan_s))
 
     def _walk(self) -> None:
         with self._lock:
@@ -174,8 +191,10 @@ class Keeper:
             # What was written meanwhile may be counted twice, until the next walk.
             self.used_bytes = self._found_bytes + self._added
             self._candidates = deque(oldest)
-        while self.used_bytes > self._most and self._candidates:
+        while True:
             with self._lock:
+                if self._has_room(0) or not self._candidates:
+                    return
                 candidate = self._candidates.popleft()
             self._evict(candidate)
 
@@ -183,12 +202,13 @@ class Keeper:
         """Counts all that is there, cleans up, and yields the values."""
         for name in self._files.names(self._folder):
             path = os.path.join(self._folder, name)
-            if name.startswith(CLEARED):
-                self._remove_tree(path)
-            elif _FOLDER.fullmatch(name):
+            is_cleared = name.startswith(CLEARED)
+            if is_cleared or _FOLDER.fullmatch(name):
                 for fan in self._listed(path):
                     if _FAN.fullmatch(fan):
-                        yield from self._fan(os.path.join(path, fan))
+                        found = self._fan(os.path.join(path, fan))
+                        # Cleared meanwhile: it still takes room, and is removed in the next turn.
+                        yield from (one for one in found if not is_cleared)
 
     def _fan(self, folder: str) -> Iterator[Candidate]:
         for name in self._listed(folder):
@@ -213,13 +233,26 @@ class Keeper:
         except OSError:
             return []
 
+    def _remove_cleared(self) -> None:
+        try:
+            for name in self._files.names(self._folder):
+                if name.startswith(CLEARED):
+                    self._remove_tree(os.path.join(self._folder, name))
+        finally:
+            with self._lock:
+                self._is_clearing = False
+                self._lock.notify_all()
+
     def _remove_tree(self, folder: str) -> None:
         for fan in self._listed(folder):
             for name in self._listed(os.path.join(folder, fan)):
+                path = os.path.join(folder, fan, name)
                 try:
-                    self._files.remove(os.path.join(folder, fan, name))
+                    size_bytes = self._files.stat(path).st_blocks * _BLOCK
+                    self._files.remove(path)
                 except OSError:
-                    pass
+                    continue
+                self.release(size_bytes)
             self._remove_folder(os.path.join(folder, fan))
         self._remove_folder(folder)
 

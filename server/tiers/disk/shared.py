@@ -110,7 +110,7 @@ class SharedTier:
         except OSError as error:
             self._troubles.tell("write errors", error.strerror)
             return
-        self._keeper.rescan()
+        self._keeper.cleared()
 
     def health(self) -> Health:
         """Writes and removes a small file; makes the folder again if it vanished."""
