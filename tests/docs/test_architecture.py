@@ -15,6 +15,7 @@ ROOMS = (
     "server",
     "server/cli",
     "server/core",
+    "server/core/tiers",
     "server/shell",
     "server/copier",
     "server/bench",
