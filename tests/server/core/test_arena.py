@@ -85,3 +85,26 @@ def test_a_slice_of_eviction_costs_about_the_same_for_short_chains_and_long_ones
     world.check = False
     assert a.save(chain("longer", 300)) == 300
     world.core.check_integrity()
+
+
+def test_who_listens_is_told_what_was_evicted_before_it_is_used_again() -> None:
+    world = World(config(extents=1, slots=16))
+    a = world.engine()
+    a.register(namespace())
+    told: list[tuple[list[bytes], int]] = []
+    state = world.core._state
+    (owner,) = state.roster.owners.values()
+
+    def evicted(of: object, nodes: list[int], slots: list[int]) -> None:
+        assert of is owner
+        assert not state.slots.state[slots].any()
+        told.append(([owner.index.key(node) for node in nodes], len(slots)))
+
+    state.arena.evicted = evicted
+    a.save(chain("x", 12))  # a long line goes at once, short ones node by node
+    a.save([*chain("y", 2)])
+    a.save(chain("z", 2))
+    a.save(chain("w", 16))
+    keys = [key for some, _ in told for key in some]
+    assert len(keys) == len(set(keys)) == sum(count for _, count in told)
+    assert set(keys) == {*chain("x", 12), *chain("y", 2), *chain("z", 2)}
