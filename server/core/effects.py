@@ -303,7 +303,8 @@ class TierProbe:
         job: number of the question.
         fingerprint: of the namespace.
         keys: 16 bytes per chunk, consecutive chunks of one chain, at most MAX_KEYS.
-        shards: parts 0 to ``shards - 1`` make a chunk whole.
+        shards: so many parts of a chunk must be there.
+        first: the first of them.
     """
 
     tier: TierId
@@ -311,6 +312,7 @@ class TierProbe:
     fingerprint: Fingerprint
     keys: bytes
     shards: int
+    first: int = 0
 
 
 @dataclass(frozen=True)

@@ -133,11 +133,11 @@ class Performer:
         return self._tier.batch_put(parts)
 
     def _probe(self, command: Command) -> int:
-        keys, shards = _keys(command), command.shards
+        keys, shards, first = _keys(command), command.shards, command.first
         count, step = 0, FIRST_CHUNKS
         while count < len(keys) and not self._stopping.is_set():
             asked = keys[count : count + step]
-            there = self._tier.batch_exists(_names(command.fingerprint, asked, shards))
+            there = self._tier.batch_exists(_names(command.fingerprint, asked, shards, first))
             if len(there) != len(asked) * shards:
                 raise RuntimeError(f"{len(there)} answers for {len(asked) * shards} names")
             self._moved()
@@ -179,8 +179,9 @@ def _keys(command: Command) -> list[bytes]:
     return [command.keys[at : at + ID_BYTES] for at in range(0, len(command.keys), ID_BYTES)]
 
 
-def _names(fingerprint: bytes, keys: Sequence[bytes], shards: int) -> list[Name]:
-    return [Name(fingerprint, key, shard) for key in keys for shard in range(shards)]
+def _names(fingerprint: bytes, keys: Sequence[bytes], shards: int, first: int = 0) -> list[Name]:
+    parts = range(first, first + shards)
+    return [Name(fingerprint, key, shard) for key in keys for shard in parts]
 
 
 def told(error: BaseException) -> str:

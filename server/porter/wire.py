@@ -7,10 +7,10 @@ supervision. Runs in: the server's main process and every porter.
 
 Packets of the main process: ``kind u8, padding u8[3], count u32, number u64, size_bytes u64,
 offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE and
-DROP, ``shards u32`` (how many parts of each chunk must be there) and keys, 16 bytes each, in the
-order of the chain; for CONFIGURE, JSON in UTF-8. Of the porter: ``kind u8, failed u8, padding u16,
-count u32, number u64, used_bytes u64, capacity_bytes u64``, then for GET and PUT a status byte for
-each part, else an error text in UTF-8 when it failed.
+DROP, ``first u32, shards u32`` (which parts of each chunk are meant) and keys, 16 bytes each, in
+the order of the chain; for CONFIGURE, JSON in UTF-8. Of the porter: ``kind u8, failed u8, padding
+u16, count u32, number u64, used_bytes u64, capacity_bytes u64``, then for GET and PUT a status byte
+for each part, else an error text in UTF-8 when it failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TEXT_BYTES = 240
 MAX_JSON_BYTES = 32_768
 
 _COMMAND = struct.Struct("<B3xIQQQ16s")
-_SHARDS = struct.Struct("<I")
+_SHARDS = struct.Struct("<II")
 _ANSWER = struct.Struct("<BBxxIQQQ")
 
 MAX_COMMAND_BYTES = _COMMAND.size + max(
@@ -66,7 +66,8 @@ class Command:
         fingerprint: 16 bytes, of the namespace; zeros where there is none.
         parts: PART_DTYPE[n] of GET and PUT.
         keys: 16 bytes each, of PROBE and DROP.
-        shards: of PROBE and DROP: parts 0 to ``shards - 1`` of each chunk are meant.
+        shards: of PROBE and DROP: so many parts of each chunk are meant.
+        first: the first of them.
         text: JSON of CONFIGURE.
     """
 
@@ -78,6 +79,7 @@ class Command:
     parts: NDArray[np.void] | None = None
     keys: bytes = b""
     shards: int = 0
+    first: int = 0
     text: bytes = b""
 
 
@@ -120,7 +122,7 @@ def pack_command(command: Command) -> bytes:
         count, tail = len(command.parts), command.parts.tobytes()
     elif command.kind in (Kind.PROBE, Kind.DROP):
         count = len(command.keys) // ID_BYTES
-        tail = _SHARDS.pack(command.shards) + command.keys
+        tail = _SHARDS.pack(command.first, command.shards) + command.keys
     else:
         count, tail = len(command.text), command.text
     return (
@@ -166,8 +168,9 @@ def unpack_command(packet: bytes) -> Command:
             **{**base.__dict__, "parts": np.frombuffer(tail, PART_DTYPE)},
         )
     if command in (Kind.PROBE, Kind.DROP):
-        (shards,) = _SHARDS.unpack_from(tail)
-        return Command(**{**base.__dict__, "keys": tail[_SHARDS.size :], "shards": shards})
+        first, shards = _SHARDS.unpack_from(tail)
+        keys = tail[_SHARDS.size :]
+        return Command(**{**base.__dict__, "keys": keys, "shards": shards, "first": first})
     return Command(**{**base.__dict__, "text": tail})
 
 

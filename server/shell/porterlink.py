@@ -106,10 +106,17 @@ def _command(job: Job) -> Command:
         kind = Kind.GET if isinstance(job, fx.TierGet) else Kind.PUT
         return Command(kind, job.job, fingerprint=job.fingerprint, parts=job.parts)
     if isinstance(job, fx.TierProbe):
-        kind = Kind.PROBE
+        kind, first = Kind.PROBE, job.first
     else:
-        kind = Kind.DROP if job.keys else Kind.CLEAR
+        kind, first = Kind.DROP if job.keys else Kind.CLEAR, 0
     if kind == Kind.CLEAR:
         return Command(kind, job.job, fingerprint=job.fingerprint)
     assert len(job.keys) % ID_BYTES == 0
-    return Command(kind, job.job, fingerprint=job.fingerprint, keys=job.keys, shards=job.shards)
+    return Command(
+        kind,
+        job.job,
+        fingerprint=job.fingerprint,
+        keys=job.keys,
+        shards=job.shards,
+        first=first,
+    )

@@ -148,12 +148,15 @@ class Tier:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def probe(self, fingerprint: Fingerprint, keys: bytes, shards: int, over: Over) -> None:
+    def probe(
+        self, fingerprint: Fingerprint, keys: bytes, shards: int, over: Over, first: int = 0
+    ) -> None:
         """Asks how many leading chunks are there."""
         if not self.is_open:
             over(None, 0)
             return
-        self._send(Job(TierProbe(self.number, self._job(), fingerprint, keys, shards), over))
+        effect = TierProbe(self.number, self._job(), fingerprint, keys, shards, first)
+        self._send(Job(effect, over))
 
     def get(
         self, fingerprint: Fingerprint, parts: NDArray[Any], num_bytes: int, over: Over

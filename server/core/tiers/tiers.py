@@ -74,7 +74,10 @@ class Tiers:
     # --- asking ---------------------------------------------------------------------------
 
     def probe(self, tier: Tier, owner: Owner, keys: bytes, ended: Callable[[int], None]) -> None:
-        """Asks how many leading chunks a tier has whole.
+        """Asks how many leading chunks a tier has whole; a hint.
+
+        Of a namespace with windows only one group of full attention is asked for: the windows'
+        parts may well be absent far from a chain's end.
 
         Args:
             tier: which.
@@ -85,7 +88,8 @@ class Tiers:
         if self.is_barred(tier, owner.fingerprint):
             ended(0)
             return
-        tier.probe(owner.fingerprint, keys, owner.num_shards, lambda _, number: ended(number))
+        first, shards = _asked(owner.index.full)
+        tier.probe(owner.fingerprint, keys, shards, lambda _, number: ended(number), first)
 
     def get(
         self,
@@ -205,3 +209,12 @@ class Tiers:
         for tier in self.tiers:
             values.update(tier.figures())
         return values
+
+
+def _asked(full: tuple[bool, ...]) -> tuple[int, int]:
+    """First and number of the shards that stand for a chunk: the first row of full ones, or all."""
+    if not any(full):
+        return 0, len(full)
+    first = full.index(True)
+    rest = full[first:]
+    return first, rest.index(False) if False in rest else len(rest)

@@ -42,10 +42,10 @@ class Rig:
         assert (answer.kind, answer.number, answer.error) == (kind, 3, None)
         return answer.statuses
 
-    def probe(self, numbers: list[int], shards: int = 1) -> int:
+    def probe(self, numbers: list[int], shards: int = 1, first: int = 0) -> int:
         keys = b"".join(map(key, numbers))
         answer = self.performer.perform(
-            Command(Kind.PROBE, 4, fingerprint=SPACE, keys=keys, shards=shards)
+            Command(Kind.PROBE, 4, fingerprint=SPACE, keys=keys, shards=shards, first=first)
         )
         return answer.count
 
@@ -167,6 +167,7 @@ def test_a_probe_counts_whole_chunks_from_the_first(rig: Rig) -> None:
     assert rig.probe([1, 2, 3, 4], shards=2) == 2
     assert rig.probe([3], shards=2) == 0
     assert rig.probe([1, 2, 3, 4], shards=1) == 4
+    assert rig.probe([1, 2, 3, 4], shards=1, first=1) == 2
     assert rig.probe([]) == 0
 
 

@@ -174,7 +174,8 @@ class TierWorld(World):
     def probe(self, job: fx.TierProbe) -> int:
         count = 0
         for at in range(0, len(job.keys), 16):
-            parts = {(job.fingerprint, job.keys[at : at + 16], one) for one in range(job.shards)}
+            shards = range(job.first, job.first + job.shards)
+            parts = {(job.fingerprint, job.keys[at : at + 16], one) for one in shards}
             if not parts <= self.tiers[job.tier].store:
                 break
             count += 1

@@ -7,6 +7,7 @@ import numpy as np
 from server.core import effects as fx
 from server.core.config import TierConfig
 from server.core.tiers.parts import PART_DTYPE, Status
+from server.core.tiers.tiers import _asked
 from tests.server.core.tiers.model import TierWorld, tiered
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
@@ -78,3 +79,10 @@ def test_figures_of_a_tier() -> None:
     stats = world.core.stats()
     assert (stats["tier_disk_up"], stats["tier_disk_capacity_bytes"]) == (1, 7)
     assert stats["tier_disk_put_bytes"] == 3 * 4096
+
+
+def test_a_namespace_with_windows_is_asked_for_a_group_of_full_attention() -> None:
+    assert _asked((True, True)) == (0, 2)
+    assert _asked((False, False, True, True, False, True)) == (2, 2)
+    assert _asked((True, False)) == (0, 1)
+    assert _asked((False, False)) == (0, 2)
