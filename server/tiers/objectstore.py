@@ -31,11 +31,16 @@ PUT_S = 2.0
 CLEAR_S = 3.0
 """Budgets of one call: no further request is begun after that time."""
 
+FULL_PAUSE_S = 1.0
+"""So long a store that took nothing of a call is sent nothing more."""
+
 REQUESTS_PER_THREAD = 4
 """Requests under way for each thread of the porter."""
 
 _DELETE_GROUP = 1000
-_FULL = re.compile(r"\b507\b|StorageFull|InsufficientStorage|QuotaExceeded|no writable volumes")
+_REFUSED = re.compile(r"status code: 5\d\d|QuotaExceeded")
+"""Of a put: the store answered the question before it, so it is there, and takes nothing more."""
+
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 _CAUSE = re.compile(r"(?:status code: \d{3} [A-Za-z ]+|HTTP error: [a-z ]+)")
 _T = TypeVar("_T")
@@ -86,6 +91,7 @@ class ObjectStore:
         self._client = carrying
         self._bucket = bucket
         self._errors = (importlib.import_module("obstore.exceptions").BaseError, OSError)
+        self._full_until = 0.0
         self._seen = Presence(time.monotonic)
         self._threads = ThreadPoolExecutor(concurrency * REQUESTS_PER_THREAD, "kvkeep-s3")
 
@@ -99,7 +105,12 @@ class ObjectStore:
 
     def batch_put(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; what is there is not sent again, for others put the same."""
-        return self._all(parts, PUT_S, Status.ERROR, self._put)
+        if time.monotonic() < self._full_until:
+            return [Status.NO_ROOM] * len(parts)
+        statuses = self._all(parts, PUT_S, Status.ERROR, self._put)
+        if statuses and all(status is Status.NO_ROOM for status in statuses):
+            self._full_until = time.monotonic() + FULL_PAUSE_S
+        return statuses
 
     def delete(self, names: Sequence[Name]) -> None:
         """As the interface says.
@@ -201,7 +212,7 @@ class ObjectStore:
             value = b"".join((part.header, part.payload))
             self._library.put(self._client, path_of(part.name), value, use_multipart=False)
         except self._errors as error:
-            return Status.NO_ROOM if _FULL.search(str(error)) else Status.ERROR
+            return Status.NO_ROOM if _REFUSED.search(str(error)) else Status.ERROR
         self._seen.note(part.name)
         return Status.OK
 

@@ -199,3 +199,29 @@ def test_stopped_in_the_middle_of_a_get_harms_no_slot(weed: s3.Weed, tier: Tier)
     assert until(lambda: works(tier), 20, "an answer") < 20
     time.sleep(0.5)
     assert not any(any(slot.room) for slot in late)
+
+
+def test_a_full_store_takes_nothing_and_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.credentials(monkeypatch)
+    with s3.weed(tmp_path, "-master.volumeSizeLimitMB=8") as weed:
+        tier = open_tier(spec(weed))
+        kept: list[int] = []
+        for first in range(0, 80, 4):
+            puts = filled(*range(first, first + 4), slot_bytes=4 << 20)
+            statuses = timed("put until it is full", lambda p=puts: tier.batch_put(p))  # type: ignore[misc]
+            assert set(statuses) <= {OK, NO_ROOM}
+            kept += [first + at for at, status in enumerate(statuses) if status is OK]
+            if OK not in statuses:
+                break
+        else:
+            pytest.fail("it never was full")
+        # Not a moment later it is not even asked.
+        begun = time.monotonic()
+        assert tier.batch_put(filled(99)) == [NO_ROOM]
+        assert time.monotonic() - begun < 0.05
+        assert kept
+        assert fetched(tier, *kept, slot_bytes=4 << 20) == [OK] * len(kept)
+        assert tier.health().ok
+        tier.close()

@@ -1,6 +1,7 @@
 """The Valkey tier against a real server and a real cluster, all well or full."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,3 +203,24 @@ def test_passwords_by_file_and_environment(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(TierError) as caught:
             open_tier(parse(url))
         assert valkey.PASSWORD not in str(caught.value)
+
+
+def test_several_threads_at_once(tier: Tier) -> None:
+    """As the workers of a porter: each has its own parts, all of them one client."""
+    wrong: list[object] = []
+
+    def work(first: int) -> None:
+        numbers = range(first, first + 8)
+        for _ in range(5):
+            done = tier.batch_put(filled(*numbers)), fetched(tier, *numbers)
+            if done != ([OK] * 8, [OK] * 8):
+                wrong.append(done)
+            tier.delete(parts.names(filled(*numbers)))
+
+    threads = [threading.Thread(target=work, args=(100 * number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
