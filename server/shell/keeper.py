@@ -339,6 +339,8 @@ class Keeper:
             if refusal is None:
                 return packet
             self._refusal = refusal
+        except ConnectionResetError:  # with what it was to read first unread
+            self._refusal = "it ended before it was ready"
         except (OSError, ValueError) as error:
             _log.error("%s did not start: %s", self._role.label, error)
             self._refusal = str(error)

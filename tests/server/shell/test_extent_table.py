@@ -17,6 +17,7 @@ from server.core.effects import HOST_COPIER, CopierId, PoolHandle
 from server.shell.copiers import CopierLink
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
+from server.shell.porterlink import PorterLink
 from server.shell.reports import ExtentCreated
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.reporting import Reports
@@ -244,3 +245,27 @@ def test_the_next_copier_of_a_device_is_passed_what_its_pools_need(
     assert peer.commands() == []
     setup.table.serve(DEVICE, PoolHandle(7), MINE, 0)
     assert peer.commands() == [(Kind.MAP_EXTENT, 2)]
+
+
+def test_an_extent_stays_until_every_porter_has_unmapped_it_or_is_gone(setup: Setup) -> None:
+    porters = [PorterLink(), PorterLink(), PorterLink()]
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in porters[:2]]
+    for porter, (ours, _) in zip(porters, pairs, strict=False):
+        porter.take_over(ours, os.getpid(), 0)
+    table = ExtentTable(setup.table._allocator, setup.links, porters)
+    setup.create(1)
+    file = setup.reports.wait_for(ExtentCreated).file
+    assert file is not None
+    table.created(file, 0)
+    assert all(porter.has_extent(ExtentId(1)) for porter in porters)
+    table.remove(ExtentId(1), 0)
+    table.unmapped(setup.link, ExtentId(1), 0)
+    table.unmapped(porters[0], ExtentId(1), 0)
+    assert setup.names() == {1}
+    table.lost(porters[1], 0)
+    assert wait_until(lambda: setup.names() == set())
+    assert not porters[2].has_extent(ExtentId(1))
+    for porter, (_, theirs) in zip(porters, pairs, strict=False):
+        porter.detach()
+        theirs.close()
+    table.close()
