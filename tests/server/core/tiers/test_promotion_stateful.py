@@ -13,11 +13,13 @@ from typing import cast
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from protocol import messages as m
+from protocol.ids import ExtentId
 from protocol.namespace import fingerprint
 from server.core.config import TierConfig
+from server.core.slots import RESERVED
 from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
 from tests.server.core.spaces import SPACES, keys_of
@@ -118,8 +120,20 @@ class TierMachine(CoreMachine):
             (manner.lost if bad % 2 else manner.spoilt).add(names[bad // 2 % len(names)])
         self.lookup(number, name, branch, number % 2)
         self.query(number, 60_000)
-        self.answer_all()
-        self.retrieve(number, 1)
+        if number % 3:
+            self.answer_all()
+            self.retrieve(number, 1)
+        else:
+            self.answer_some(number)
+
+    @rule(number=numbers)
+    def answer_some(self, number: int) -> None:
+        """One after the other, the newest first, and not all of them."""
+        for _ in range(number % 24):
+            if self.below.tier_jobs:
+                self.below.answer(max(self.below.tier_jobs))
+                self.settle()
+                self.act_on_all()
 
     # --- tiers ----------------------------------------------------------------------------
 
@@ -179,6 +193,15 @@ class TierMachine(CoreMachine):
     def pass_time(self, ms: int) -> None:
         self.below.wait(ms * 1_000_000)
         self.settle()
+
+    @invariant()
+    def nobody_else_has_what_is_read_into(self) -> None:
+        state = self.below.core._state
+        for job in self.below.flying_gets():
+            for row in job.parts:
+                number, slot = self.below.slot_of(row)
+                base = state.arena.extents[ExtentId(number)].base
+                assert state.slots.state_of[base + slot] == RESERVED
 
     def teardown(self) -> None:
         for number in range(len(self.below.tiers)):
