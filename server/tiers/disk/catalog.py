@@ -1,7 +1,7 @@
 """What is in the slab, where, and what goes first.
 
-Purpose: the truth while the porter lives; the index file only brings it back afterwards. A value is
-found by the hash of its name, and the name is compared. Least recently used goes first, by
+Purpose: the truth while the porter lives; the index file only brings it back afterwards. Least
+recently used goes first, by
 generations: the clock counts bytes used, a 32nd of the slab is one generation, and inside one the
 latest use goes first. A chain is used from its start on, so its end goes before what it stands on.
 Must not know: files' content, the index file. Runs in: the porter, on any thread; one lock, held
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
+from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
 
@@ -29,7 +29,7 @@ MAX_TOUCHED = 65_536
 VICTIMS_SHARE = 64
 """A 64th of the slots of one size is chosen at a time, so that choosing costs little for each."""
 
-_SLOT_BITS = 32
+_SLOT_BITS = 24
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MAX_USES = (1 << 32) - 1
 _HELD_NAMES = 256
@@ -90,7 +90,7 @@ class Catalog:
         self.count = 0
         self.used_bytes = 0
         self._classes: dict[int, SizeClass] = {}
-        self._found: dict[int, int] = {}
+        self._found = NameTable(self._name_at)
         self._clock = 1
         self._generation = generation_bytes
         self._max_values = max_values
@@ -109,14 +109,10 @@ class Catalog:
             self._classes.setdefault(segment.slot_bytes, SizeClass()).segments.append(segment)
             if not segment.used:
                 return
-            base = segment.number << _SLOT_BITS
-            for slot in np.flatnonzero(segment.states == State.USED).tolist():
-                digest = xxhash.xxh3_64_intdigest(segment.name(slot))
-                if digest in self._found:
-                    segment.used -= 1
-                    segment.free(slot)
-                    continue
-                self._found[digest] = base | slot
+            slots = np.flatnonzero(segment.states == State.USED)
+            rows = np.frombuffer(segment.names, np.uint8).reshape(-1, NAME_BYTES)
+            places = slots.astype(np.uint64) | np.uint64(segment.number << _SLOT_BITS)
+            self._found.add_all(rows[slots].tobytes(), NAME_BYTES, places)
             self.count += segment.used
             self.used_bytes += segment.used * segment.slot_bytes
             self._clock = max(self._clock, int(segment.stamps.max()) + 1)
@@ -180,8 +176,7 @@ class Catalog:
     def publish(self, name: bytes, place: Place, heat: int) -> None:
         """The slot holds this value now; if another already does, it is given back."""
         with self.lock:
-            digest = xxhash.xxh3_64_intdigest(name)
-            if digest in self._found:
+            if self._place(name) is not None:
                 self.give_back(place)
                 return
             segment, slot = place
@@ -190,7 +185,7 @@ class Catalog:
             segment.names[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name
             segment.states[slot] = State.USED
             segment.used += 1
-            self._found[digest] = segment.number << _SLOT_BITS | slot
+            self._found.add(name, segment.number << _SLOT_BITS | slot)
             self.count += 1
             self.used_bytes += segment.slot_bytes
             self._stamp(place, heat)
@@ -317,9 +312,11 @@ class Catalog:
         return None if segment is None else Place(segment, packed & _SLOT_MASK)
 
     def _place(self, name: bytes) -> Place | None:
-        packed = self._found.get(xxhash.xxh3_64_intdigest(name))
-        place = None if packed is None else self._unpack(packed)
-        return place if place is not None and place.segment.name(place.slot) == name else None
+        packed = self._found.find(name)
+        return Place(self.segments[packed >> _SLOT_BITS], packed & _SLOT_MASK) if packed else None
+
+    def _name_at(self, packed: int) -> bytes:
+        return self.segments[packed >> _SLOT_BITS].name(packed & _SLOT_MASK)
 
     def _use(self, place: Place, uses: int) -> None:
         self._stamp(place, uses)
@@ -335,7 +332,7 @@ class Catalog:
     def _drop(self, place: Place) -> None:
         segment, slot = place
         name = segment.name(slot)
-        del self._found[xxhash.xxh3_64_intdigest(name)]
+        self._found.remove(name)
         segment.used -= 1
         self.count -= 1
         self.used_bytes -= segment.slot_bytes

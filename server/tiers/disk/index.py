@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 import lmdb
 import numpy as np
@@ -128,17 +129,9 @@ class Index:
 
 
 def _rows(items: Iterator[tuple[bytes, bytes]]) -> Iterator[Rows]:
-    while True:
-        names, entries = [], []
-        for name, entry in items:
-            if name == _FORMAT_KEY:
-                continue
-            names.append(name)
-            entries.append(entry)
-            if len(names) == _ROWS:
-                break
-        if not names:
-            return
+    while some := list(islice(items, _ROWS)):
+        names = [name for name, _ in some if name != _FORMAT_KEY]
+        entries = [entry for name, entry in some if name != _FORMAT_KEY]
         if not _all_long(names, NAME_BYTES) or not _all_long(entries, ENTRY_DTYPE.itemsize):
             raise IndexUnusableError("an entry has another length")
         yield (

@@ -14,7 +14,7 @@ GIB = 1 << 30
 NAME_BYTES = 36
 """Of a value in the index: fingerprint 16, key 16, shard u32 big-endian."""
 
-ENTRY_ROOM_BYTES = 320
+ENTRY_ROOM_BYTES = 400
 """Of the index file for each value, at most: an entry is some 70 bytes long, pages are two thirds
 full, and a transaction that touches all of them leaves as many behind, twice, before they are used
 again."""
@@ -53,7 +53,7 @@ def divide(size_bytes: int) -> Plan:
     Args:
         size_bytes: the operator's.
     """
-    index_bytes = max(MIB, size_bytes // 64 // BLOCK_BYTES * BLOCK_BYTES)
+    index_bytes = max(MIB, size_bytes // 48 // BLOCK_BYTES * BLOCK_BYTES)
     # Folders, the lock, and the file system's own lists of where a file's blocks are.
     extra_bytes = max(MIB // 4, size_bytes // 256)
     data_bytes = size_bytes - index_bytes - extra_bytes

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from server.tiers.disk.files import BLOCK_BYTES, Files, open_direct
 from server.tiers.disk.plan import NAME_BYTES
 
+MAX_SLOTS = 1 << 24
+"""Of one segment: with its segment's number a slot's fits into one cell of the table of names."""
+
 
 class State(IntEnum):
     """Of a slot."""
@@ -119,17 +122,20 @@ class Segment:
         stamps: NDArray[np.uint64],
         uses: NDArray[np.uint32],
     ) -> None:
-        """Takes over what an index says, once, before any slot is taken.
+        """Takes over what an index says, some of it at a time, before any slot is taken.
 
         Args:
-            slots: int64[n], each once and inside the file.
+            slots: int64[n], free, each once and inside the file.
             names: uint8[n, NAME_BYTES].
             stamps: uint64[n].
             uses: uint32[n].
         """
         np.frombuffer(self.names, np.uint8).reshape(-1, NAME_BYTES)[slots] = names
         self.stamps[slots], self.uses[slots], self.states[slots] = stamps, uses, State.USED
-        self.used = len(slots)
+        self.used += len(slots)
+
+    def adopted(self) -> None:
+        """All that the index says was taken over: what is left is free."""
         self._fresh = self.count
         self._freed = np.flatnonzero(self.states == State.FREE)[::-1].tolist()
 
@@ -196,6 +202,6 @@ def reopen(files: Files, folder: str, name: str) -> Segment | None:
         return None
     number, slot_bytes = parsed
     path = os.path.join(folder, name)
-    count = files.stat(path).st_size // slot_bytes
+    count = min(MAX_SLOTS, files.stat(path).st_size // slot_bytes)
     fd, is_direct = open_direct(files, path, os.O_RDWR)
     return Segment(number, slot_bytes, count, fd, is_direct, path)

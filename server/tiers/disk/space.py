@@ -17,7 +17,7 @@ from server.core.tiers.parts import Status
 from server.tiers.disk.catalog import Catalog, Place
 from server.tiers.disk.files import Files, status_of
 from server.tiers.disk.plan import Plan
-from server.tiers.disk.segments import Segment, create, file_name, reopen
+from server.tiers.disk.segments import MAX_SLOTS, Segment, create, file_name, reopen
 from server.tiers.disk.troubles import Troubles
 
 FULL_S = 30.0
@@ -56,7 +56,7 @@ class Space:
         self._troubles = troubles
         self._clock = clock
         self._growing = threading.Lock()
-        self._next = 0
+        self._next = 1
         self._bytes = 0
         self._full_until_s = 0.0
 
@@ -162,7 +162,7 @@ class Space:
             return Status.NO_ROOM
         room = self._plan.data_bytes - self._bytes
         length = min(max(self._plan.segment_bytes, slot_bytes), room)
-        count = length // slot_bytes
+        count = min(MAX_SLOTS, length // slot_bytes)
         if not count:
             return Status.NO_ROOM
         number, self._next = self._next, self._next + 1

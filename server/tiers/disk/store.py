@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 
 import numpy as np
+from numpy.typing import NDArray
 
 from server.tiers.disk import index as index_files
 from server.tiers.disk.catalog import Catalog
 from server.tiers.disk.files import Files
 from server.tiers.disk.hold import Hold
-from server.tiers.disk.index import Index, IndexUnusableError, Rows
+from server.tiers.disk.index import Index, IndexUnusableError
 from server.tiers.disk.journal import Journal
 from server.tiers.disk.plan import Plan
-from server.tiers.disk.segments import Segment
+from server.tiers.disk.segments import Segment, State
 from server.tiers.disk.space import Space
 from server.tiers.disk.troubles import Troubles
 
@@ -118,7 +119,9 @@ class Store:
         index: Index | None = None
         try:
             index = Index(self._index_folder, self._plan.index_bytes)
-            stale = adopt(segments, list(index.rows()))
+            stale = [name for rows in index.rows() for name in adopt(segments, *rows)]
+            for segment in segments.values():
+                segment.adopted()
             index.prove()
             return index, stale
         except (IndexUnusableError, OSError) as error:
@@ -155,33 +158,34 @@ class Store:
             self._troubles.tell("write errors", error.strerror)
 
 
-def adopt(segments: dict[int, Segment], rows: list[Rows]) -> list[bytes]:
-    """Enters what an index says into segments that are all free.
+def adopt(
+    segments: dict[int, Segment], names: NDArray[np.uint8], entries: NDArray[np.void]
+) -> list[bytes]:
+    """Enters some of what an index says into segments that nothing was taken of.
 
     Args:
         segments: by number.
-        rows: of the index.
+        names: uint8[n, NAME_BYTES].
+        entries: ENTRY_DTYPE[n].
 
     Returns:
         Names whose slot is not there, or is another's already.
     """
-    if not rows:
+    if not len(entries):
         return []
-    names = np.concatenate([one[0] for one in rows])
-    entries = np.concatenate([one[1] for one in rows])
     order = np.lexsort((entries["slot"], entries["segment"]))
     names, entries = names[order], entries[order]
     numbers, begins = np.unique(entries["segment"], return_index=True)
+    ends = [*begins.tolist()[1:], len(entries)]
     is_stale = np.ones(len(entries), bool)
-    for number, begin, end in zip(
-        numbers.tolist(), begins.tolist(), [*begins.tolist()[1:], len(entries)], strict=True
-    ):
+    for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends, strict=True):
         segment = segments.get(number)
-        if segment is None:
+        if segment is None or not segment.count:
             continue
         slots = entries["slot"][begin:end].astype(np.int64)
         is_good = slots < segment.count
         is_good[1:] &= slots[1:] != slots[:-1]
+        is_good &= segment.states[np.minimum(slots, segment.count - 1)] == State.FREE
         good = np.flatnonzero(is_good) + begin
         some = entries[good]
         segment.adopt(slots[is_good], names[good], some["stamp"], some["uses"])

@@ -181,6 +181,7 @@ def test_what_an_earlier_run_left_is_found_and_the_clock_goes_on() -> None:
     one = segment(3, 4)
     rows = np.frombuffer(name(7) + name(8), np.uint8).reshape(2, NAME_BYTES)
     one.adopt(np.array([1, 2]), rows, np.array([500, 400], np.uint64), np.array([9, 1], np.uint32))
+    one.adopted()
     catalog.add(one)
     assert there(catalog, range(10)) == [7, 8]
     assert dict(catalog.entries()) == {name(7): Entry(3, 1, 9, 500), name(8): Entry(3, 2, 1, 400)}

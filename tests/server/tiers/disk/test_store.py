@@ -152,8 +152,8 @@ def test_entries_that_lead_nowhere_are_dropped(folder: Path) -> None:
     index = Index(str(folder / "index"), divide(SIZE).index_bytes)
     wrong = {
         b"a" * NAME_BYTES: Entry(999, 0, 1, 1),
-        b"b" * NAME_BYTES: Entry(0, 1 << 31, 1, 1),
-        b"c" * NAME_BYTES: Entry(0, 0, 1, 1),
+        b"b" * NAME_BYTES: Entry(1, 1 << 31, 1, 1),
+        b"c" * NAME_BYTES: Entry(1, 0, 1, 1),
     }
     index.write(wrong)
     index.close()
@@ -191,12 +191,12 @@ def test_lost_and_cut_segments(folder: Path) -> None:
 
 def test_a_smaller_size_is_kept_from_the_start(folder: Path) -> None:
     tier = opened(folder, size=48 * MIB)
-    assert put(tier, *range(2000)) == {Status.OK}
+    assert put(tier, *range(1500)) == {Status.OK}
     tier.close()
     assert disk_use(folder) > SIZE
     tier = opened(folder)
     assert disk_use(folder) <= SIZE
-    kept = held(tier, range(2000))
+    kept = held(tier, range(1500))
     assert kept
     assert min(kept) > 500
     tier.close()
@@ -222,10 +222,12 @@ def test_adopt_takes_the_first_of_two_that_claim_a_slot() -> None:
     segment = Segment(1, 8192, 4, -1, True, "")
     entries = np.array([(1, 2, 0, 7), (1, 2, 0, 8), (1, 3, 0, 9), (5, 0, 0, 1)], ENTRY_DTYPE)
     names = np.repeat(np.arange(4, dtype=np.uint8)[:, None], NAME_BYTES, axis=1)
-    stale = stores.adopt({1: segment}, [(names[:2], entries[:2]), (names[2:], entries[2:])])
-    assert sorted(stale) == [bytes([1]) * NAME_BYTES, bytes([3]) * NAME_BYTES]
+    stale = stores.adopt({1: segment}, names[:2], entries[:2])
+    stale += stores.adopt({1: segment}, names[1:], entries[1:])
+    one, three = bytes([1]) * NAME_BYTES, bytes([3]) * NAME_BYTES
+    assert stores.adopt({}, names[:0], entries[:0]) == []
+    assert sorted(stale) == [one, one, three]
     assert segment.used_names() == [bytes([0]) * NAME_BYTES, bytes([2]) * NAME_BYTES]
-    assert stores.adopt({}, []) == []
 
 
 @pytest.fixture
