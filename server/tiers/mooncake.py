@@ -107,14 +107,18 @@ class Mooncake:
         self._full_until = 0.0
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """Asks the master, which keeps what is there from being evicted for a while."""
+        """Asks the master, which keeps what is there from being evicted for a while.
+
+        Raises:
+            TierError: the master does not answer, which is not the same as that nothing is there.
+        """
         found = [False] * len(names)
         for begin in range(0, len(names), NAMES):
             some = [_key(name) for name in names[begin : begin + NAMES]]
             codes = self._store.batch_is_exist(some)
             found[begin : begin + NAMES] = [code == 1 for code in codes]
             if codes[0] < 0:
-                break
+                raise TierError(f"mooncake: the master does not answer (code {codes[0]})")
         return found
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:

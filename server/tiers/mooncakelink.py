@@ -27,7 +27,7 @@ from server.tierspec import TierSpec
 _log = logging.getLogger("kvkeep.porter")
 
 SETTINGS = {
-    "MC_RPC_TIMEOUT_MS": "2000",
+    "MC_RPC_TIMEOUT_MS": "3000",
     "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "1",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
@@ -38,7 +38,9 @@ SETTINGS = {
     "MC_STORE_CLIENT_METRIC": "0",
 }
 """Variables of the library, for what the operator did not set: requests to the master, transfers
-that do not move, and connections to one node, which are all taken by one that stands still."""
+that do not move, and connections to one node, which are all taken by one that stands still. A
+request to the master may take longer than the two seconds after which the server asks a tier no
+more, so that a single one is enough for that."""
 
 UNSAFE = "MC_SLICE_TIMEOUT"
 """With it the library reports transfers as failed that go on and write into memory."""
