@@ -47,6 +47,11 @@ def put_bytes(server: ServerProcess) -> int:
     return counters(server).get("tier_mooncake_put_bytes", 0)
 
 
+def is_idle(server: ServerProcess) -> bool:
+    found = counters(server)
+    return not (found["pinned_slots"] or found["tier_mooncake_puts_waiting"])
+
+
 def test_what_one_server_stored_the_other_finds(
     short_dir: Path, shm_dir: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +126,7 @@ def test_a_pool_that_is_hurt_is_a_miss_in_time_and_heals(
             print({k: v for k, v in counters(server).items() if "tier_" in k or "miss_" in k})
 
 
+@pytest.mark.slow
 def test_a_full_pool_costs_misses_only(short_dir: Path, shm_dir: Path, tmp_path: Path) -> None:
     """Twice what it has room for: the pool evicts behind our back, refuses, and goes on."""
     required("mooncake")
@@ -134,14 +140,17 @@ def test_a_full_pool_costs_misses_only(short_dir: Path, shm_dir: Path, tmp_path:
         all_chains = chains(128)
         for keys in all_chains:
             engine.keep(keys)
-        assert wait_until(lambda: counters(server)["pinned_slots"] == 0, 30.0, 0.1)
+            assert wait_until(lambda: is_idle(server), 30.0, 0.01)  # L1 keeps but four chains
+        assert counters(server).get("tier_mooncake_evicted_unsaved", 0) == 0
         found, longest_s = [], 0.0
         for keys in all_chains:
             begin_s = time.monotonic()
             found.append(engine.fetch(keys))
             longest_s = max(longest_s, time.monotonic() - begin_s)
+        told = counters(server)
         print(f"{sum(found)} of {CHAIN * len(found)} chunks found, the longest {longest_s:.2f} s")
-        assert 0 < sum(found) < CHAIN * len(found)
+        print({name: value for name, value in told.items() if "tier_" in name or "miss_" in name})
+        assert CHAIN * len(found) / 8 < sum(found) < CHAIN * len(found)
         assert longest_s < DEADLINE_S + SLACK_S
         assert counters(server)["tier_mooncake_errors"] == 0
         before = put_bytes(server)
