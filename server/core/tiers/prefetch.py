@@ -102,7 +102,11 @@ class Prefetch:
     def ended(self, run: Run) -> None:
         """Nothing more of its run comes."""
         if not self.is_final:
-            self.run, self.why = None, run.why
+            self.run = None
+            # One that brought nothing, and for no reason of its own, does not hide why the one
+            # before it ended.
+            if run.frontier or run.why is not None:
+                self.why = run.why
             self.advance(self)
 
     def finish(self, why: Miss | None) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 from protocol import messages as m
 from protocol.namespace import fingerprint
 from server.core import effects as fx
-from server.core.config import CoreConfig
+from server.core.config import CoreConfig, TierConfig
 from server.core.tiers.parts import Status
-from tests.server.core.tiers.model import Name, TierWorld
-from tests.server.core.world import Engine
+from server.core.tiers.policy import Policy
+from tests.server.core.spaces import SPACES
+from tests.server.core.tiers.model import Name, TierWorld, tiered
+from tests.server.core.world import PAGE, Engine, namespace
 
 
 @dataclass
@@ -128,6 +130,7 @@ class ReadWorld(TierWorld):
 
     def settle(self) -> None:
         """Answers all that tiers were asked, until nothing is left."""
+        self.pump()
         while self.tier_jobs:
             self.answer(next(iter(self.tier_jobs)))
             self.pump()
@@ -151,3 +154,18 @@ def query(engine: Engine, wait_ms: int = 60_000, request: int = 1) -> int:
     seq = engine.send(body)
     engine.world.pump()
     return seq
+
+
+READ_ONLY = TierConfig("t", policy=Policy.NONE)
+
+
+def world_of(*tiers: TierConfig, space: str = "", **fields: Any) -> tuple[ReadWorld, Engine]:
+    """A world whose tiers are up, and one engine of one of ``SPACES`` or of the plainest kind."""
+    options = {name: fields.pop(name) for name in ("auto_tiers", "check") if name in fields}
+    world = ReadWorld(tiered(*(tiers or (READ_ONLY,)), **fields), **options)
+    for number in range(len(world.tiers)):
+        world.up(number)
+    engine = world.engine()
+    plain = namespace(page_bytes=fields.get("page_bytes", PAGE))
+    engine.register(next((one for one in SPACES if one.model_id == space), plain))
+    return world, engine

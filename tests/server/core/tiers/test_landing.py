@@ -1,0 +1,103 @@
+"""What counts as whole, and what a run ends at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from server.core import effects as fx
+from server.core.tiers import landing
+from server.core.tiers.misses import Miss
+from server.core.tiers.parts import Status
+from tests.server.core.tiers.reading import query, world_of
+from tests.server.core.world import PAGE, chain
+
+
+def test_rows_of_what_came_sound() -> None:
+    def rows(*sound: int) -> list[tuple[int, int]]:
+        return list(landing._rows(np.array(sound, dtype=np.bool_)))
+
+    assert rows() == []
+    assert rows(1, 1, 1) == [(0, 3)]
+    assert rows(0, 0) == []
+    assert rows(0, 1, 1, 0, 1) == [(1, 2), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "why"),
+    [
+        ({Status.ABSENT}, None),
+        ({Status.ABSENT, Status.OK}, Miss.INCOMPLETE),
+        ({Status.ABSENT, Status.CORRUPT, Status.ERROR}, Miss.CORRUPT),
+        ({Status.ERROR, Status.OK}, Miss.TIER_ERROR),
+        ({Status.NO_ROOM}, Miss.TIER_ERROR),
+    ],
+)
+def test_why_a_chunk_is_not_whole(statuses: set[int], why: Miss | None) -> None:
+    assert landing._reason(set(map(int, statuses))) is why
+
+
+def test_a_chunk_counts_when_every_full_shard_of_it_came() -> None:
+    world, engine = world_of(space="tp", auto_tiers=False)
+    second = world.engine("a", 1)
+    second.register(engine.space)
+    keys = chain("x", 4)
+    world.give(0, engine, keys)
+    (fingerprint, *_), *_ = world.names_of(engine, keys[:1])
+    world.manners[0].lost = {(fingerprint, keys[2], 1)}
+    engine.lookup(keys)
+    seq = query(engine)
+    world.settle()
+    assert engine.answer(seq).ready == 2
+    stats = world.core.stats()
+    assert (stats["slots_held"], stats["slots_reserved"]) == (4, 0)
+    assert stats["miss_chunks_incomplete"] == 2
+
+
+def test_any_part_of_groups_that_all_have_windows_counts() -> None:
+    world, engine = world_of(space="windows only", extents=20)
+    second = world.engine("a", 1)
+    second.register(engine.space)
+    keys = chain("x", 4)
+    world.give(0, engine, keys)
+    (fingerprint, *_), *_ = world.names_of(engine, keys[:1])
+    world.manners[0].lost = {(fingerprint, key, 2) for key in keys[:3]}
+    engine.lookup(keys)
+    reply = engine.answer(query(engine))
+    assert reply.ready == 4
+    engine.check_complete(0, engine.retrieve(keys, reply.lease, 0, 4))
+
+
+def test_pieces_that_came_before_the_one_that_fails_stay() -> None:
+    world, engine = world_of(auto_tiers=False, promote_piece_bytes=2 * PAGE)
+    keys = chain("x", 8)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    seq = query(engine)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    gets = world.flying(0, fx.TierGet)
+    world.answer(gets[1].job, Status.ERROR)
+    world.answer(gets[0].job)
+    world.pump()
+    # What is still read keeps its slots, though none of it will be published.
+    assert world.core.stats()["slots_held"] == 2
+    assert world.core.stats()["slots_reserved"] == 6
+    world.answer(gets[3].job)
+    world.answer(gets[2].job)
+    world.pump()
+    assert world.core.stats()["slots_held"] == 2
+    # The rest is tried once more, since something came.
+    world.settle()
+    assert engine.answer(seq).ready == 8
+
+
+def test_published_slots_know_which_tier_has_them() -> None:
+    world, engine = world_of()
+    keys = chain("x", 2)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    query(engine)
+    slots = world.core._state.slots
+    assert slots.tiers[slots.generation > 0].tolist() == [1, 1]
