@@ -247,7 +247,7 @@ class LookupReply(Body, frozen=True, kw_only=True):
     Attributes:
         lease: 16 bytes, or empty when ``ready`` is 0.
         ready: chunks from ``start`` on that are leased and mapped by every reader.
-        pending: further chunks on their way into L1.
+        pending: further chunks of the range that may be on their way into L1.
         final: nothing more will come for this request.
     """
 
