@@ -291,9 +291,10 @@ class Core:
         self._state.prefetches.drain()
 
     def drained(self) -> bool:
-        """Whether no reply is owed and no copy is in flight."""
+        """Whether no reply is owed, no copy is in flight, and tiers have what waits for them."""
         state = self._state
-        return not state.outbox.num_owed and state.lanes.is_idle and state.copiers.is_idle
+        is_idle = not state.outbox.num_owed and state.lanes.is_idle and state.copiers.is_idle
+        return is_idle and state.demotion.is_idle
 
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""

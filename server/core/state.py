@@ -199,13 +199,13 @@ class State:
             return
         self.publisher.published = self.demotion.published
         self.lookups.used = self.demotion.used
+        self.adopter.adopted = self.demotion.adopted
         self.forgetting.freed = self.demotion.pump
         self.forgetting.begun = self.promotion.forget
         self.promotion.over = self.departures.shrink
         self.departures.leaving = self.prefetches.session_gone
         for writer in self.demotion.writers:
             writer.idle = self.departures.shrink
-            writer.is_stopped = lambda: self.draining
 
     def fault(self, error: Exception) -> None:
         """Notes an error of our own."""

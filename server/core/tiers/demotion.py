@@ -22,7 +22,7 @@ from server.core.tiers.ghosts import Ghosts
 from server.core.tiers.policy import Policy
 from server.core.tiers.tier import Tier
 from server.core.tiers.tiers import Tiers
-from server.core.tiers.writer import Writer
+from server.core.tiers.writer import MAX_QUEUED, Writer
 
 CLEAN_PART = 0.15
 """Chunks are written ahead of their eviction once less than this part of the arena is free."""
@@ -35,6 +35,9 @@ CLEAN_NS = 20_000_000
 
 AHEAD_NODES = 4 * CLEAN_LEAVES
 """Nodes that wait to be written; no more are looked for while there are so many."""
+
+MOST_ADOPTED = MAX_QUEUED // 2
+"""Chains of a namespace that are looked at after a restart."""
 
 MOST_USES = 1 << 30
 
@@ -107,6 +110,16 @@ class Demotion:
             self._pressed[owner.fingerprint] = owner
             self._look_soon()
 
+    def adopted(self, owner: Owner, leaves: NDArray[np.int64]) -> None:
+        """Chunks of a former server were taken over: what a tier lacks of them is written.
+
+        Args:
+            owner: whose.
+            leaves: int64[n], the last chunk of each chain.
+        """
+        for writer in self._at_once:
+            writer.offer(owner, leaves[-MOST_ADOPTED:])
+
     def used(self, owner: Owner, node: int) -> None:
         """A LOOKUP matched up to a node."""
         index = owner.index
@@ -168,14 +181,19 @@ class Demotion:
             if index is not owner.index:
                 continue
             for writer in self._ahead:
-                if not writer.tier.is_open:
-                    self._pressed[owner.fingerprint] = owner  # until it is
-                elif writer.num_waiting < AHEAD_NODES and writer.wants(owner, leaves):
+                if not writer.is_free or writer.num_waiting >= AHEAD_NODES:
+                    self._pressed[owner.fingerprint] = owner  # until more is published
+                elif writer.wants(owner, leaves):
                     self._pressed[owner.fingerprint] = owner
                     self._look_soon()
                 yield MORE
                 if index is not owner.index:
                     break
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written or could be."""
+        return all(writer.is_idle for writer in self.writers)
 
     def figures(self) -> dict[str, int]:
         """Gauges, by name."""

@@ -88,7 +88,7 @@ class Tiers:
         if self.is_barred(tier, owner.fingerprint):
             ended(0)
             return
-        first, shards = _asked(owner.index.full)
+        first, shards = asked(owner.index.full)
         tier.probe(owner.fingerprint, keys, shards, lambda _, number: ended(number), first)
 
     def get(
@@ -211,7 +211,7 @@ class Tiers:
         return values
 
 
-def _asked(full: tuple[bool, ...]) -> tuple[int, int]:
+def asked(full: tuple[bool, ...]) -> tuple[int, int]:
     """First and number of the shards that stand for a chunk: the first row of full ones, or all."""
     if not any(full):
         return 0, len(full)

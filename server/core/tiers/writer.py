@@ -23,16 +23,19 @@ from server.core.config import SECOND_NS
 from server.core.index import ABSENT, ROOT, ChunkIndex
 from server.core.namespaces import Owner
 from server.core.slots import HELD, Slots
-from server.core.tiers.parts import MAX_PARTS, Status
+from server.core.tiers.parts import MAX_KEYS, MAX_PARTS, Status
 from server.core.tiers.rows import rows
 from server.core.tiers.tier import Tier
-from server.core.tiers.tiers import Tiers
+from server.core.tiers.tiers import Tiers, asked
 
 MAX_QUEUED = 1 << 16
 """Nodes that wait for one tier; then the oldest are given up."""
 
 MAX_CLIMB = 1 << 16
 """Ancestors that are written ahead of a chunk."""
+
+ASK_NODES = 8
+"""Whether a tier has a chain already is asked from so many chunks on."""
 
 WRITE_NODES = 32
 """Nodes of one job; that many are a slice of the loop."""
@@ -108,7 +111,6 @@ class Writer:
     Attributes:
         num_waiting: nodes that wait.
         flights: what is being written.
-        is_stopped: whether nothing new is begun: the server is about to end.
         idle: called with an owner whose slots may have become free.
     """
 
@@ -130,12 +132,17 @@ class Writer:
         self._fault = fault
         self._queue: deque[Entry] = deque()
         self._is_running = False
+        self._is_asking = False
         self._pause_ns = FIRST_PAUSE_NS
         self._resume_ns = 0
         self.num_waiting = 0
         self.flights: set[Flight] = set()
-        self.is_stopped: Callable[[], bool] = lambda: False
         self.idle: Callable[[Owner], None] = lambda owner: None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written or could be; for a server that is about to end."""
+        return not self.flights and not (self._queue and self.is_free)
 
     # --- waiting --------------------------------------------------------------------------
 
@@ -178,7 +185,7 @@ class Writer:
 
     def pump(self) -> None:
         """Goes on writing, if something waits and the tier has room."""
-        if not self._is_running and self._queue and self._may_write():
+        if not self._is_running and self._queue and self.is_free:
             self._is_running = True
             self._lanes.start(("demotion", self.tier.number), self._run(), self._failed)
 
@@ -186,16 +193,18 @@ class Writer:
         self._is_running = False
         self._fault(error)
 
-    def _may_write(self) -> bool:
+    @property
+    def is_free(self) -> bool:
+        """Whether something could be written now."""
         is_paused = self._timers.clock.now_ns < self._resume_ns
-        return not is_paused and not self.is_stopped() and self._tiers.has_room(self.tier, True)
+        return not is_paused and not self._is_asking and self._tiers.has_room(self.tier, True)
 
     # --- turns ----------------------------------------------------------------------------
 
     def _run(self) -> Steps:
         yield MORE  # whoever offers something has had its slice
         barred = 0
-        while self._queue and self._may_write() and barred <= len(self._queue):
+        while self._queue and self.is_free and barred <= len(self._queue):
             entry = self._queue[0]
             if entry.is_cleared or not entry.num_left:
                 self._pop()
@@ -267,9 +276,41 @@ class Writer:
                 self._take(entry, entry.taken + 1)
                 return
         if line and self._queue and self._queue[0] is entry:
-            nodes = np.array(line[::-1], np.int64)
-            self._queue.appendleft(Entry(entry.owner, index, nodes, index.lives(nodes)))
-            self.num_waiting += len(line)
+            nodes = np.array([*line[::-1], node], np.int64)
+            ahead = Entry(entry.owner, index, nodes, index.lives(nodes))
+            self._queue.appendleft(ahead)
+            self.num_waiting += len(nodes)
+            if len(nodes) >= ASK_NODES:
+                self._ask(ahead, 0)
+
+    def _ask(self, entry: Entry, begin: int) -> None:
+        """Asks how much of a chain the tier has, so that it is not written again after a restart.
+
+        Nothing is written meanwhile.
+        """
+        nodes = entry.nodes[begin : begin + MAX_KEYS]
+        self._is_asking = True
+
+        def ended(count: int) -> None:
+            self._is_asking = False
+            if not entry.is_cleared:
+                lives = entry.lives[begin : begin + count]
+                there = nodes[:count][entry.index.lives(nodes[:count]) == lives]
+                self._note(entry.index, there)
+                if count == len(nodes) and begin + count < len(entry.nodes):
+                    self._ask(entry, begin + count)
+            self.pump()
+
+        keys = entry.index.keys_of(nodes).tobytes()
+        self._tiers.probe(self.tier, entry.owner, keys, ended)
+
+    def _note(self, index: ChunkIndex, nodes: Ints) -> None:
+        """The tier has these: of each chunk the parts that it was asked for."""
+        first, count = asked(index.full)
+        cells = index.cells[nodes][:, first : first + count].ravel()
+        slots = cells[cells != ABSENT]
+        slots = slots[self._table.state[slots] == HELD]
+        self._table.tiers[slots] |= np.uint8(self.tier.bit)
 
     # --- writing --------------------------------------------------------------------------
 

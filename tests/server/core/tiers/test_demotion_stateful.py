@@ -19,7 +19,7 @@ from protocol import messages as m
 from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.config import TierConfig
-from server.core.tiers import writer
+from server.core.tiers import demotion, writer
 from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
 from server.core.tiers.tiers import PUT_SHARE
@@ -42,7 +42,10 @@ which = st.integers(0, len(TIERS) - 1)
 class DemotionMachine(RuleBasedStateMachine):
     @initialize(space=st.sampled_from(SPACES), extents=st.integers(3, 6))
     def begin(self, space: object, extents: int) -> None:
-        self.patches = [patch.object(writer, "MAX_QUEUED", MOST_WAITING)]
+        self.patches = [
+            patch.object(writer, "MAX_QUEUED", MOST_WAITING),
+            patch.object(demotion, "AHEAD_NODES", MOST_WAITING // 2),
+        ]
         for one in self.patches:
             one.start()
         self.world = TierWorld(tiered(*TIERS, extents=2 * extents, slots=6), auto_tiers=False)

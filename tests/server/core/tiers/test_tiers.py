@@ -7,7 +7,7 @@ import numpy as np
 from server.core import effects as fx
 from server.core.config import TierConfig
 from server.core.tiers.parts import PART_DTYPE, Status
-from server.core.tiers.tiers import _asked
+from server.core.tiers.tiers import asked
 from tests.server.core.tiers.model import TierWorld, tiered
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
@@ -82,7 +82,7 @@ def test_figures_of_a_tier() -> None:
 
 
 def test_a_namespace_with_windows_is_asked_for_a_group_of_full_attention() -> None:
-    assert _asked((True, True)) == (0, 2)
-    assert _asked((False, False, True, True, False, True)) == (2, 2)
-    assert _asked((True, False)) == (0, 1)
-    assert _asked((False, False)) == (0, 2)
+    assert asked((True, True)) == (0, 2)
+    assert asked((False, False, True, True, False, True)) == (2, 2)
+    assert asked((True, False)) == (0, 1)
+    assert asked((False, False)) == (0, 2)

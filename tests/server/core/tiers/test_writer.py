@@ -9,8 +9,9 @@ from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.tiers import writer as module
 from server.core.tiers.parts import Status
+from tests.server.core import reborn
 from tests.server.core.tiers.model import TierWorld, tiered
-from tests.server.core.world import SECOND, Engine, chain, namespace
+from tests.server.core.world import SECOND, Engine, World, chain, config, namespace
 
 NAME = fingerprint(namespace())
 
@@ -144,14 +145,76 @@ def test_the_oldest_are_given_up_when_too_many_wait(monkeypatch: pytest.MonkeyPa
     assert stats["tier_t_puts_dropped"] == 64 - stats["tier_t_puts_waiting"]
 
 
-def test_a_server_that_is_about_to_end_begins_nothing() -> None:
-    world = TierWorld(tiered())
-    a = begin(world)
-    a.save(chain("x", 4))
-    world.core.begin_drain(world.now_ns)
+def test_a_server_that_is_about_to_end_writes_what_waits() -> None:
+    world = TierWorld(tiered(extents=16, slots=16), auto_tiers=False)
     world.up()
-    assert not any(isinstance(effect, fx.TierPut) for effect in world.log)
+    a = begin(world)
+    keys = chain("x", 100)
+    a.save(keys)
+    world.core.begin_drain(world.now_ns)
+    while not world.core.drained():
+        world.answer(min(world.tier_jobs))
+        world.pump()
+    assert world.tiers[0].store == names(keys)
+
+
+def test_a_server_does_not_wait_at_its_end_for_a_tier_that_is_away() -> None:
+    world = TierWorld(tiered(extents=16, slots=16), auto_tiers=False)
+    world.up()
+    a = begin(world)
+    a.save(chain("x", 100))
+    world.core.begin_drain(world.now_ns)
+    world.down()
+    world.pump()
+    assert world.core.stats()["tier_t_puts_waiting"] > 0
     assert world.core.drained()
+
+
+def test_what_a_former_server_left_is_written_as_far_as_the_tier_lacks_it() -> None:
+    old = World(config(extents=16, slots=16))
+    a = old.engine()
+    a.register(namespace())
+    keys, others = chain("x", 100), chain("y", 20)
+    a.save(keys)
+    a.save(others)
+    reborn.kill(old)
+    world = TierWorld(
+        tiered(extents=16, slots=16),
+        now_ns=old.now_ns,
+        extents=old.extents,
+        namespaces=old.namespaces,
+        strangers=old.strangers,
+    )
+    world.core.adopt(reborn.heritage(old), world.now_ns)
+    world.tiers[0].store |= names(keys[:60])
+    world.tiers[0].had |= names(keys[:60])
+    world.up()
+    assert world.tiers[0].store == names([*keys, *others])
+    written = [effect for effect in world.log if isinstance(effect, fx.TierPut)]
+    assert sum(len(put.parts) for put in written) == 40 + 20
+    world.core.check_integrity()
+
+
+def test_nothing_is_written_before_the_tier_said_what_it_has() -> None:
+    world = TierWorld(tiered(extents=16, slots=16), auto_tiers=False)
+    a = begin(world)
+    keys = chain("x", 50)
+    a.save(keys)
+    writer = world.core._state.demotion.writers[0]
+    while writer._queue:
+        writer._pop()
+    world.up()
+    a.save([*keys, *chain("x", 51)[50:]], start=50)
+    (probe,) = world.tier_jobs.values()
+    assert isinstance(probe, fx.TierProbe)
+    a.ask(m.Clear(fingerprint=NAME))  # while it is asked
+    world.auto_tiers = True
+    for number in list(world.tier_jobs):
+        world.answer(number)
+    world.pump()
+    assert num_puts(world) == 0
+    a.save(keys[:3])
+    assert world.tiers[0].store == names(keys[:3])
 
 
 def test_what_engines_left_behind_is_given_back_when_its_write_ends() -> None:
