@@ -45,6 +45,7 @@ class Figures:
     written_chunks: Counter[str] = field(default_factory=Counter)
     dropped_chunks: Counter[str] = field(default_factory=Counter)
     cold_s: float = 0.0
+    waited_s: float = 0.0
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     _windows: dict[str, Counter[int]] = field(default_factory=dict)
 
@@ -71,6 +72,7 @@ class Figures:
             if read:
                 self._note(f"read {source}", at, read)
         self._note("requests", at, 1)
+        self.waited_s += outcome.waited_s
         self.cold_s += tokens / self.prefill_tokens_s
         loading_s = found * self.chunk_bytes / self.l1_bytes_s
         self.ttft_s.append(outcome.waited_s + loading_s + computed / self.prefill_tokens_s)
@@ -115,25 +117,29 @@ class Figures:
                 "prefill_busy": round(
                     self.computed_tokens / self.prefill_tokens_s / seconds / nodes, 4
                 ),
+                "waiting_busy": round(self.waited_s / seconds / nodes, 4),
             },
         }
 
     def _tier(self, source: str, seconds: float, nodes: int) -> dict[str, Any]:
-        size = self.chunk_bytes
+        read, written = self.read_chunks[source], self.written_chunks[source]
+        read_peak, write_peak = self._peak(f"read {source}"), self._peak(f"written {source}")
+
+        def gbps(chunks: float) -> float:
+            return round(chunks * self.chunk_bytes / 1e9, 4)
+
         return {
-            "promoted_bytes": self.read_chunks[source] * size,
-            "written_bytes": self.written_chunks[source] * size,
-            "dropped_bytes": self.dropped_chunks[source] * size,
-            "read_gbps": round(self.read_chunks[source] * size / seconds / 1e9, 4),
-            "read_gbps_peak": round(self._peak(f"read {source}") * size / 1e9, 4),
-            "write_gbps": round(self.written_chunks[source] * size / seconds / 1e9, 4),
-            "write_gbps_peak": round(self._peak(f"written {source}") * size / 1e9, 4),
-            "read_gbps_of_a_node": round(
-                self.read_chunks[source] * size / seconds / 1e9 / nodes, 4
-            ),
-            "write_gbps_of_a_node": round(
-                self.written_chunks[source] * size / seconds / 1e9 / nodes, 4
-            ),
+            "promoted_bytes": read * self.chunk_bytes,
+            "written_bytes": written * self.chunk_bytes,
+            "dropped_bytes": self.dropped_chunks[source] * self.chunk_bytes,
+            "read_gbps": gbps(read / seconds),
+            "read_gbps_peak": gbps(read_peak),
+            "read_gbps_of_a_node": gbps(read / seconds / nodes),
+            "read_gbps_of_a_node_peak": gbps(read_peak / nodes),
+            "write_gbps": gbps(written / seconds),
+            "write_gbps_peak": gbps(write_peak),
+            "write_gbps_of_a_node": gbps(written / seconds / nodes),
+            "write_gbps_of_a_node_peak": gbps(write_peak / nodes),
         }
 
     def _peak(self, name: str) -> float:
@@ -144,6 +150,7 @@ class Figures:
         ordered, total = sorted(self.ttft_s), sum(self.ttft_s)
         return {
             "mean_s": round(total / len(ordered), 4),
+            "waited_mean_s": round(self.waited_s / len(ordered), 4),
             "p50_s": round(_quantile(ordered, 0.5), 4),
             "p99_s": round(_quantile(ordered, 0.99), 4),
             "cold_mean_s": round(self.cold_s / len(ordered), 4),

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
-PIECE_BYTES = 16 << 20
-"""Chunks of a promotion arrive in pieces of at most this size, or one by one; as in the core."""
+PIECE_BYTES, LEAST_PIECE_BYTES, PIECES = 16 << 20, 1 << 20, 8
+"""Chunks of a promotion arrive in pieces of at most the first size, or one by one; a short one in
+so many pieces of at least the second. As in the core."""
 
 MAX_RUNS = 64
 """Promotions of one node under way; further ones do not begin. As in the core."""
@@ -31,18 +32,19 @@ class Contents:
         generations: into how many what it holds is sorted by its last use. Of the oldest one the
             latest use goes first, so the end of a chain goes before what it stands on; 0 sorts
             strictly by age.
-
-    Attributes:
-        forgotten: chunks that had to go for others.
+        num_distinct: chunks that there are in all, when known: what has room for all of them
+            forgets nothing, and need not sort.
     """
 
-    def __init__(self, num_chunks: int, generations: int = 0) -> None:
+    def __init__(
+        self, num_chunks: int, generations: int = 0, num_distinct: int | None = None
+    ) -> None:
         self._room = num_chunks
+        self._forgets = num_distinct is None or num_chunks < num_distinct
         self._uses_each = max(1, num_chunks // generations) if generations else 1
         self._uses = 0
         self._generation_of: dict[int, int] = {}
         self._by_generation: OrderedDict[int, OrderedDict[int, None]] = OrderedDict()
-        self.forgotten = 0
 
     def __len__(self) -> int:
         """Chunks held."""
@@ -61,6 +63,8 @@ class Contents:
 
     def use(self, chunks: Iterable[int]) -> None:
         """Notes that chunks were read, in this order."""
+        if not self._forgets:
+            return
         for chunk in chunks:
             if chunk in self._generation_of:
                 self._take_out(chunk)
@@ -68,13 +72,15 @@ class Contents:
 
     def put(self, chunk: int) -> None:
         """Takes a chunk in, or counts it as used when it is there."""
+        if not self._forgets:
+            self._generation_of[chunk] = 0
+            return
         if chunk in self._generation_of:
             self._take_out(chunk)
         elif not self._room:
             return
         elif len(self._generation_of) >= self._room:
             self._take_out(next(reversed(next(iter(self._by_generation.values())))))
-            self.forgotten += 1
         self._enter(chunk)
 
     def _enter(self, chunk: int) -> None:
@@ -101,7 +107,7 @@ class Reader:
 
     def __init__(self, bytes_s: float, chunk_bytes: int) -> None:
         self._chunk_s = chunk_bytes / bytes_s
-        self._piece_chunks = max(1, PIECE_BYTES // chunk_bytes)
+        self._chunk_bytes = chunk_bytes
         self._free_at = 0.0
         self._ends: deque[float] = deque()
 
@@ -122,7 +128,8 @@ class Reader:
             When each is there; those of one piece come together.
         """
         begin = max(at + ASK_S, self._free_at)
-        size = self._piece_chunks
+        piece_bytes = max(LEAST_PIECE_BYTES, count * self._chunk_bytes // PIECES)
+        size = max(1, min(PIECE_BYTES, piece_bytes) // self._chunk_bytes)
         ends = [
             begin + min(count, (number // size + 1) * size) * self._chunk_s
             for number in range(count)
@@ -158,6 +165,11 @@ class Writer:
         self._free_at = 0.0
         self._waiting: OrderedDict[int, float] = OrderedDict()
         self.dropped = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
 
     def add(self, chunk: int, at: float) -> None:
         """Has a chunk written; one that waits already is not written twice."""

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from server.simulate.figures import Figures
-from server.simulate.lower import DISK_GENERATIONS, Contents
+from server.simulate.lower import DISK_GENERATIONS, Contents, Writer
 from server.simulate.node import Node, Tier
 from server.simulate.settings import Lower, Settings, Size
 from server.simulate.traces import Prompt, Trace
@@ -72,16 +72,15 @@ class _Fleet:
             settings.prefill_tokens_s,
             settings.l1_gbps * 1e9,
         )
-        shared = {
-            lower.name: Contents(self._room(lower.size))
-            for lower in settings.lower
-            if lower.is_shared
-        }
+        shared = {lower.name: self._contents(lower) for lower in settings.lower if lower.is_shared}
         self._nodes = [self._node(shared) for _ in range(settings.nodes)]
-        self._shared_writers = [
-            tier.writer for node in self._nodes for tier in node.tiers if tier.spec.is_shared
-        ]
+        self._writing_to_others: dict[Writer, None] = {}
         self._first_at = self._last_at = trace.prompts[0].at_s
+
+    def _contents(self, lower: Lower) -> Contents:
+        there = self._working_set * self._settings.copies
+        generations = 0 if lower.is_shared else DISK_GENERATIONS
+        return Contents(self._room(lower.size), generations, there)
 
     def _room(self, size: Size) -> int:
         """Chunks that fit; no more than there are, so that arrays for them stay small."""
@@ -91,9 +90,7 @@ class _Fleet:
     def _node(self, shared: dict[str, Contents]) -> Node:
         settings, tiers = self._settings, []
         for lower in settings.lower:
-            contents = shared.get(lower.name)
-            if contents is None:
-                contents = Contents(self._room(lower.size), DISK_GENERATIONS)
+            contents = shared[lower.name] if lower.is_shared else self._contents(lower)
             tiers.append(Tier(lower, contents, self._chunk_bytes, self._counter(lower)))
         return Node(self._room(settings.l1), tiers, settings.deadline_s)
 
@@ -125,12 +122,17 @@ class _Fleet:
             which = xxhash.xxh3_64_intdigest(b"%d/%d" % (copy, prompt.session))
         now = number * _APART_S if settings.one_by_one else at
         # What others wrote counts only where the tier is shared.
-        for writer in self._shared_writers:
+        for writer in list(self._writing_to_others):
             writer.settle(now)
+            if writer.is_idle:
+                del self._writing_to_others[writer]
         node = self._nodes[which % settings.nodes]
         for tier in node.tiers:
             tier.writer.settle(now)
         outcome = node.serve(now, chunks, usable)
+        for tier in node.tiers:
+            if tier.spec.is_shared and not tier.writer.is_idle:
+                self._writing_to_others[tier.writer] = None
         self._figures.count(at, prompt.tokens, outcome)
 
     def document(self) -> dict[str, Any]:

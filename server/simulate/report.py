@@ -71,7 +71,8 @@ def _tiers(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield (
                 f"{name} {way} GB/s",
                 f"{tier[f'{way}_gbps']:.3f} in all, {tier[f'{way}_gbps_peak']:.3f} in the busiest "
-                f"minute; {tier[f'{way}_gbps_of_a_node']:.3f} a node",
+                f"minute; {tier[f'{way}_gbps_of_a_node']:.3f} and "
+                f"{tier[f'{way}_gbps_of_a_node_peak']:.3f} a node",
             )
 
 
@@ -83,6 +84,12 @@ def _times(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{rates['requests_s']:.3f}, {rates['requests_s_peak']:.3f} in the busiest minute",
     )
     yield "prefill busy", f"{rates['prefill_busy']:.1%} of one engine a node"
+    if document["tiers"]:
+        yield (
+            "waiting for tiers",
+            f"{rates['waiting_busy']:.1%} of one engine a node, "
+            f"{ttft['waited_mean_s']:.3f} s a request",
+        )
     yield (
         "modelled TTFT",
         f"mean {ttft['mean_s']:.3f} s, p50 {ttft['p50_s']:.3f}, p99 {ttft['p99_s']:.3f}; "

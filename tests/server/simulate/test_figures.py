@@ -39,6 +39,7 @@ def test_counts_and_ratios() -> None:
     assert (rates["requests_s"], rates["seconds"]) == (0.03, 100.0)
     assert rates["requests_s_peak"] == pytest.approx(2 / WINDOW_S, abs=1e-3)
     assert rates["prefill_busy"] == 0.002
+    assert rates["waiting_busy"] == 1.5 / 200
 
 
 def test_rates_are_of_all_nodes_and_of_one() -> None:
@@ -49,6 +50,8 @@ def test_rates_are_of_all_nodes_and_of_one() -> None:
     assert disk["read_gbps"] == 0.3
     assert disk["read_gbps_peak"] == 0.05
     assert disk["read_gbps_of_a_node"] == 0.1
+    assert disk["read_gbps_of_a_node_peak"] == pytest.approx(0.05 / 3, abs=1e-4)
+    assert disk["write_gbps"] == disk["write_gbps_of_a_node_peak"] == 0
 
 
 def test_time_to_first_token_is_waiting_loading_and_computing() -> None:
@@ -61,6 +64,7 @@ def test_time_to_first_token_is_waiting_loading_and_computing() -> None:
     assert ttft["p99_s"] == 1.0
     assert ttft["mean_s"] == pytest.approx((warm + 1) / 2, abs=1e-4)
     assert ttft["cold_mean_s"] == 0.725
+    assert ttft["waited_mean_s"] == 0.25
     assert ttft["speedup"] == pytest.approx(1.45 / (warm + 1), abs=1e-4)
 
 

@@ -5,9 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.simulate import lower
-from server.simulate.lower import ASK_S, MAX_RUNS, PIECE_BYTES, Contents, Reader, Writer
+from server.simulate.lower import (
+    ASK_S,
+    LEAST_PIECE_BYTES,
+    MAX_RUNS,
+    PIECE_BYTES,
+    Contents,
+    Reader,
+    Writer,
+)
 
-CHUNK = PIECE_BYTES // 2
+CHUNK = LEAST_PIECE_BYTES // 2
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=80), st.integers(0, 6))
@@ -36,7 +44,15 @@ def test_in_a_disks_oldest_generation_the_latest_use_goes_first() -> None:
     for chunk in (10, 11, 12, 13, 14):
         contents.put(chunk)
     assert [chunk for chunk in range(8) if chunk in contents] == [4, 5, 6]
-    assert contents.forgotten == 5
+    assert len(contents) == 8
+
+
+def test_what_has_room_for_everything_forgets_nothing() -> None:
+    contents = Contents(5, generations=2, num_distinct=5)
+    for chunk in range(5):
+        contents.put(chunk)
+    contents.use([3, 1, 7])
+    assert contents.leading([0, 1, 2, 3, 4], 0, 5) == len(contents) == 5
 
 
 def test_only_a_row_without_a_gap_counts() -> None:
@@ -53,6 +69,13 @@ def test_reads_come_in_pieces_and_one_after_the_other() -> None:
     assert reader.load(10.0, 3) == pytest.approx([12 + ASK_S, 12 + ASK_S, 13 + ASK_S])
     assert reader.load(11.0, 1) == pytest.approx([14 + ASK_S])
     assert reader.load(99.0, 1) == pytest.approx([100 + ASK_S])
+
+
+def test_a_long_promotion_has_larger_pieces() -> None:
+    ends = Reader(CHUNK, CHUNK).load(0.0, 1000)
+    assert len(set(ends)) == -(-1000 // (PIECE_BYTES // CHUNK))
+    assert len(set(Reader(CHUNK, CHUNK).load(0.0, 64))) == 8
+    assert len(set(Reader(CHUNK, CHUNK).load(0.0, 8))) == 4
 
 
 def test_a_large_chunk_is_a_piece_of_its_own() -> None:
@@ -87,6 +110,17 @@ def test_writes_take_their_time_in_order() -> None:
     writer.settle(float("inf"))
     assert done[2:] == [(3, 8.0)]
     assert writer.dropped == 0
+
+
+def test_a_writer_is_idle_when_nothing_waits() -> None:
+    def idle_after(*chunks: int) -> bool:
+        writer, _ = written()
+        for chunk in chunks:
+            writer.add(chunk, 0.0)
+        writer.settle(1.5)
+        return writer.is_idle
+
+    assert [idle_after(), idle_after(1), idle_after(1, 2)] == [True, True, False]
 
 
 def test_the_oldest_of_too_many_are_given_up() -> None:

@@ -205,12 +205,14 @@ def test_two_nodes_meet_in_a_shared_tier() -> None:
 
 
 def test_bounds_are_the_cores() -> None:
+    from server.core.config import CoreConfig
     from server.core.tiers import promotion, reads, writer
     from server.simulate import lower
 
     assert MAX_WAITING_WRITES == writer.MAX_QUEUED
     assert lower.MAX_RUNS == promotion.MAX_RUNS
-    assert lower.PIECE_BYTES == reads.PIECE_BYTES
+    assert CoreConfig(0, 0).promote_piece_bytes == lower.PIECE_BYTES
+    assert (lower.LEAST_PIECE_BYTES, lower.PIECES) == (reads.LEAST_PIECE_BYTES, reads.PIECES)
 
 
 def test_reasons_are_named_as_the_server_names_them() -> None:

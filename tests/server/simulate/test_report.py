@@ -26,6 +26,7 @@ def test_the_table_says_what_the_document_says() -> None:
     assert rows["disk read GB/s"].startswith(f"{disk['read_gbps']:.3f} in all, ")
     assert "after-2-uses" in "\n".join(lines)
     assert f"{document['ttft']['speedup']:.2f} x" in rows["modelled TTFT"]
+    assert rows["waiting for tiers"].startswith(f"{document['rates']['waiting_busy']:.1%} of one")
     assert all(line == line.rstrip() for line in lines)
 
 
