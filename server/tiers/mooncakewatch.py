@@ -19,9 +19,9 @@ from contextlib import contextmanager
 
 _log = logging.getLogger("kvkeep.porter")
 
-LIMIT_S = 20.0
-"""Of one call. The library gives a transfer up after 60; the porter as a whole may stand still for
-10, but here others go on while one call is caught."""
+LIMIT_S = 10.0
+"""Of one call; the longest seen to end by itself took six. The server ends a porter in which nothing
+moves for as long, but here others go on while one call is caught."""
 
 _STEPS = 4
 
