@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from server.tiers.disk.entries import Entry
 from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
@@ -40,15 +41,6 @@ class Place(NamedTuple):
 
     segment: Segment
     slot: int
-
-
-class Entry(NamedTuple):
-    """What the index file shall say of a value."""
-
-    segment: int
-    slot: int
-    uses: int
-    stamp: int
 
 
 Note = Callable[[bytes, Entry | None], None]

@@ -18,7 +18,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from server.tiers.disk.catalog import Entry
+from server.tiers.disk.entries import Entry
 from server.tiers.disk.plan import NAME_BYTES
 
 FORMAT = b"kvkeep disk index 1"
@@ -94,8 +94,11 @@ class Index:
         except lmdb.Error as error:
             raise IndexUnusableError(str(error)) from error
 
-    def prove(self) -> None:
-        """Writes what is there already: a file that cannot be written shows itself at the start.
+    def prove(self, changes: Mapping[bytes, Entry | None]) -> None:
+        """Writes at the start, where a file that cannot be written had better show itself.
+
+        Args:
+            changes: as for ``write``; there may be none.
 
         Raises:
             IndexUnusableError: it cannot.
@@ -103,6 +106,7 @@ class Index:
         try:
             with self._environment.begin(write=True) as transaction:
                 transaction.put(_FORMAT_KEY, FORMAT)
+            self.write(changes)
         except lmdb.Error as error:
             raise IndexUnusableError(str(error)) from error
 

@@ -1,10 +1,10 @@
 """Brings what the catalog noted into the index file, behind the values' own bytes.
 
 Purpose: an entry is written once the bytes it leads to are on the disk, and nobody waits for it: a
-thread takes what was noted in the last quarter of a second, has the segments synced, then writes
-one transaction. Killed in between, the last quarter is forgotten. An index that cannot be written
-is made anew from the catalog, now and then, for as long as it takes. Must not know: tiers,
-statuses. Runs in: a thread of its own in the porter.
+thread takes what was noted in the last second, has the segments synced, then writes one
+transaction. Until then the tail has it. An index that cannot be written is made anew from the
+catalog, now and then, for as long as it takes. Must not know: tiers, statuses. Runs in: a thread of
+its own in the porter.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Callable
 
 import lmdb
 
-from server.tiers.disk.catalog import Catalog, Entry
+from server.tiers.disk.catalog import Catalog
+from server.tiers.disk.entries import Entry
 from server.tiers.disk.files import Files
 from server.tiers.disk.index import Index, IndexUnusableError
+from server.tiers.disk.tail import Tail
 from server.tiers.disk.troubles import Troubles
 
-EVERY_S = 0.25
+EVERY_S = 1.0
 USES_EVERY_S = 30.0
 AGAIN_S = 10.0
 MAX_CHANGES = 262_144
@@ -37,6 +39,7 @@ class Journal:
         self,
         files: Files,
         make_index: Callable[[], Index],
+        tail: Tail,
         troubles: Troubles,
     ) -> None:
         """Nothing waits, and nothing is noted before ``start``.
@@ -44,16 +47,19 @@ class Journal:
         Args:
             files: the system calls.
             make_index: removes what is there and makes an empty index.
+            tail: empty, or what it has is in the index; closed by ``stop``.
             troubles: what could not be written is told there.
         """
         self._files = files
         self._make_index = make_index
+        self._tail = tail
         self._index: Index | None = None
         self._troubles = troubles
         self._changes: dict[bytes, Entry | None] = {}
         self._is_behind = False
         self._catalog: Catalog | None = None
-        self._ending = threading.Event()
+        self._is_ending = False
+        self._hurry = threading.Event()
         self._writing = threading.Lock()
         self._retry_s = 0.0
         self._uses_s = time.monotonic() + USES_EVERY_S
@@ -64,6 +70,8 @@ class Journal:
         if self._index is None:
             return
         self._changes[name] = entry
+        if not self._tail.note(name, entry):
+            self._hurry.set()
         self._is_behind |= len(self._changes) > MAX_CHANGES
 
     def start(self, catalog: Catalog, index: Index) -> None:
@@ -74,11 +82,14 @@ class Journal:
             index: open and read already; closed by ``stop``.
         """
         self._catalog, self._index = catalog, index
+        self._tail.turn()
+        self._tail.settle()
         self._thread.start()
 
     def stop(self) -> None:
         """Writes what waits, last uses too, and closes the index. Idempotent."""
-        self._ending.set()
+        self._is_ending = True
+        self._hurry.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
         if self._thread.is_alive():
@@ -89,6 +100,7 @@ class Journal:
         if self._index is not None:
             self._index.close()
             self._index = None
+        self._tail.close()
 
     def flush(self) -> None:
         """Writes what waits now; a failure is told, and the index is made anew later."""
@@ -97,6 +109,8 @@ class Journal:
         with self._writing:
             with catalog.lock:
                 changes, self._changes = self._changes, {}
+                if changes:
+                    self._tail.turn()
                 dirty = [segment for segment in catalog.segments.values() if segment.is_dirty]
                 for segment in dirty:
                     segment.is_dirty = False
@@ -120,6 +134,7 @@ class Journal:
             if self._is_behind:
                 raise IndexUnusableError(f"more than {MAX_CHANGES} changes wait")
             index.write(changes)
+            self._tail.settle()
         except (lmdb.Error, IndexUnusableError) as error:
             self._lose(error)
 
@@ -139,15 +154,21 @@ class Journal:
                 with catalog.lock:
                     entries = list(catalog.entries())
                     self._index, self._changes, self._is_behind = index, {}, False
+                    self._tail.turn()
                 for at in range(0, len(entries), _AT_ONCE):
                     index.write(dict(entries[at : at + _AT_ONCE]))
+                self._tail.settle()
             except (OSError, IndexUnusableError, lmdb.Error) as error:
                 self._lose(error)
                 return
         self._troubles.tell("index renewed", f"{len(entries)} values")
 
     def _run(self) -> None:
-        while not self._ending.wait(EVERY_S):
+        while True:
+            self._hurry.wait(EVERY_S)
+            if self._is_ending:
+                return
+            self._hurry.clear()
             now_s = time.monotonic()
             if self._index is None and now_s >= self._retry_s:
                 self._renew()

@@ -22,6 +22,7 @@ again."""
 MAX_SEGMENTS = 512
 """Each costs a descriptor; a process may have 1,024 where nobody raised that."""
 
+MOST_TAIL_BYTES = 16 * MIB
 GENERATIONS = 32
 """Into how many the values are sorted by their last use: see ``Catalog``."""
 
@@ -37,6 +38,7 @@ class Plan:
         segment_bytes: of one segment, roughly; longer only if one slot is longer.
         max_values: how many the index has room for.
         generation_bytes: of values used until the next generation begins.
+        tail_bytes: for what the index does not know yet; of what is left for folders and the like.
     """
 
     size_bytes: int
@@ -45,6 +47,7 @@ class Plan:
     segment_bytes: int
     max_values: int
     generation_bytes: int
+    tail_bytes: int
 
 
 def divide(size_bytes: int) -> Plan:
@@ -55,7 +58,7 @@ def divide(size_bytes: int) -> Plan:
     """
     index_bytes = max(MIB, size_bytes // 48 // BLOCK_BYTES * BLOCK_BYTES)
     # Folders, the lock, and the file system's own lists of where a file's blocks are.
-    extra_bytes = max(MIB // 4, size_bytes // 256)
+    extra_bytes = max(MIB // 2, size_bytes // 256)
     data_bytes = size_bytes - index_bytes - extra_bytes
     segment_bytes = max(min(GIB, size_bytes // 16), size_bytes // MAX_SEGMENTS)
     return Plan(
@@ -65,4 +68,5 @@ def divide(size_bytes: int) -> Plan:
         segment_bytes=segment_bytes,
         max_values=(index_bytes - MIB // 4) // ENTRY_ROOM_BYTES,
         generation_bytes=max(1, data_bytes // GENERATIONS),
+        tail_bytes=min(extra_bytes // 2, MOST_TAIL_BYTES),
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from server.tiers.disk import index as index_files
 from server.tiers.disk.catalog import Catalog
+from server.tiers.disk.entries import Entry
 from server.tiers.disk.files import Files
 from server.tiers.disk.hold import Hold
 from server.tiers.disk.index import Index, IndexUnusableError
@@ -21,6 +22,7 @@ from server.tiers.disk.journal import Journal
 from server.tiers.disk.plan import Plan
 from server.tiers.disk.segments import Segment, State
 from server.tiers.disk.space import Space
+from server.tiers.disk.tail import Tail
 from server.tiers.disk.troubles import Troubles
 
 SEGMENTS = "segments"
@@ -82,13 +84,22 @@ class Store:
             troubles.tell("index lost", f"{starts} starts came to nothing")
             index_files.remove(self._index_folder)
         self._set_starts(starts + 1)
-        self.journal = Journal(self._files, self._new_index, troubles)
+        tail = Tail(self._files, self._folder, plan.tail_bytes, troubles)
+        try:
+            self._bring_back(tail)
+        except BaseException:
+            tail.close()
+            raise
+
+    def _bring_back(self, tail: Tail) -> None:
+        plan, troubles = self._plan, self._troubles
+        self.journal = Journal(self._files, self._new_index, tail, troubles)
         self.catalog = Catalog(plan.generation_bytes, plan.max_values, self.journal.note)
         folder = os.path.join(self._folder, SEGMENTS)
         self.space = Space(self._files, folder, plan, self.catalog, troubles)
         segments = self.space.reopen()
         try:
-            index, stale = self._read_index(segments)
+            index, stale = self._read_index(segments, tail.read())
         except BaseException:
             for segment in segments.values():
                 self._files.close(segment.fd)
@@ -115,14 +126,16 @@ class Store:
         index_files.remove(self._index_folder)
         return Index(self._index_folder, self._plan.index_bytes)
 
-    def _read_index(self, segments: dict[int, Segment]) -> tuple[Index, list[bytes]]:
+    def _read_index(
+        self, segments: dict[int, Segment], changes: dict[bytes, Entry | None]
+    ) -> tuple[Index, list[bytes]]:
         index: Index | None = None
         try:
             index = Index(self._index_folder, self._plan.index_bytes)
+            index.prove(changes)
             stale = [name for rows in index.rows() for name in adopt(segments, *rows)]
             for segment in segments.values():
                 segment.adopted()
-            index.prove()
             return index, stale
         except (IndexUnusableError, OSError) as error:
             self._troubles.tell("index lost", error)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from server.tiers.disk import catalog as catalogs
-from server.tiers.disk.catalog import Catalog, Entry, Place
+from server.tiers.disk.catalog import Catalog, Place
+from server.tiers.disk.entries import Entry
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
 

@@ -18,6 +18,7 @@ from server.tiers.disk.catalog import Catalog
 from server.tiers.disk.index import Index
 from server.tiers.disk.journal import Journal
 from server.tiers.disk.plan import MIB, NAME_BYTES
+from server.tiers.disk.tail import Tail
 from server.tiers.disk.troubles import Troubles
 from tests.server.tiers.disk.rig import FaultyFiles
 from tests.wire.process import wait_until
@@ -35,7 +36,8 @@ class Rig:
         self.folder = folder
         self.files = FaultyFiles()
         self.troubles = Troubles("disk")
-        self.journal = Journal(self.files, self.new_index, self.troubles)
+        self.tail = Tail(self.files, str(folder), MIB, self.troubles)
+        self.journal = Journal(self.files, self.new_index, self.tail, self.troubles)
         self.catalog = Catalog(1, 100_000, self.journal.note)
         (folder / "segments").mkdir()
         self.segment = segments.create(self.files, str(folder / "segments"), 1, SLOT, 64)
@@ -50,6 +52,13 @@ class Rig:
         place = self.catalog.take(SLOT)
         assert place is not None
         self.catalog.publish(name(number), place, 0)
+
+    def in_tail(self) -> set[bytes]:
+        """What a start would bring into the index first."""
+        tail = Tail(self.files, str(self.folder), MIB, self.troubles)
+        found = {one for one, entry in tail.read().items() if entry is not None}
+        tail.close()
+        return found
 
     def on_disk(self) -> set[bytes]:
         """What another process would find now."""
@@ -82,7 +91,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 def test_a_segment_is_synced_before_its_entries(made: Callable[..., Rig]) -> None:
     rig = made()
     rig.publish(1)
-    assert rig.on_disk() == set()
+    assert (rig.on_disk(), rig.in_tail()) == (set(), {name(1)})
     rig.files.fail("sync", errno.EIO)
     rig.journal.flush()
     assert rig.on_disk() == set(), "what may not be on the disk is not entered"
@@ -98,8 +107,9 @@ def test_changes_are_written_in_their_order(made: Callable[..., Rig]) -> None:
     rig.journal.flush()
     rig.catalog.forget(name(3))
     rig.publish(2)
+    assert rig.in_tail() == {name(2)}
     rig.journal.flush()
-    assert rig.on_disk() == {name(1), name(2)}
+    assert (rig.on_disk(), rig.in_tail()) == ({name(1), name(2)}, set())
     syncs = rig.files.calls["sync"]
     rig.journal.flush()
     assert rig.files.calls["sync"] == syncs, "nothing to write, nothing synced"
