@@ -183,7 +183,7 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
 
 
 def test_passwords_by_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = ("--user", "default", "off", "--user", "me", "on", f">{valkey.PASSWORD}", "~*", "+@all")
+    rules = ("--user", "default", "off", *user("me"))
     with valkey.single(tmp_path / "s", *rules) as node:
         url = f"valkey://127.0.0.1:{node.port}"
         with pytest.raises(TierError):
@@ -203,6 +203,31 @@ def test_passwords_by_file_and_environment(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(TierError) as caught:
             open_tier(parse(url))
         assert valkey.PASSWORD not in str(caught.value)
+
+
+def user(name: str) -> tuple[str, ...]:
+    """What the docs say that a user needs, and no more."""
+    commands = (
+        *("+mget", "+mset", "+exists", "+unlink", "+scan", "+info", "+ping", "+hello", "+auth"),
+        *("+client|setname", "+client|setinfo", "+cluster|slots", "+cluster|info", "+asking"),
+    )
+    return ("--user", name, "on", f">{valkey.PASSWORD}", "~{kvkeep/1/*", *commands)
+
+
+def test_a_user_of_a_cluster_needs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVKEEP_VALKEY_USERNAME", "me")
+    monkeypatch.setenv("KVKEEP_VALKEY_PASSWORD", valkey.PASSWORD)
+    with valkey.cluster(tmp_path, arguments=user("me")) as nodes:
+        tier = open_tier(parse(f"valkey://127.0.0.1:{nodes[0].port}?cluster=yes"))
+        assert tier.batch_put(filled(*range(12))) == [OK] * 12
+        assert fetched(tier, *range(12)) == [OK] * 12
+        assert tier.batch_exists(parts.names(filled(5, 50))) == [True, False]
+        tier.delete(parts.names(filled(5)))
+        assert fetched(tier, 5) == [ABSENT]
+        assert tier.health().ok
+        tier.clear(parts.FINGERPRINT)
+        assert fetched(tier, 6) == [ABSENT]
+        tier.close()
 
 
 def test_several_threads_at_once(tier: Tier) -> None:
