@@ -56,6 +56,10 @@ _log = logging.getLogger("kvkeep.server")
 DRAIN_LIMIT_S = 5.0
 EXIT_FAULT = 1
 _END_LIMIT_S = 5.0
+_TIERS_LIMIT_S = 2.0
+"""Engines of a former server come at once, and what they ask for may lie in a tier. A porter takes
+half a second to start, and a tier that takes longer is not waited for."""
+
 _JOURNAL_LIMIT_S = 1.0
 
 
@@ -230,9 +234,10 @@ class Server:
             for number in numbers:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
-            self._supervisor.start()
             self._porters.start()
+            self._supervisor.start()
             self._allocator.start()
+            self._porters.settle(_TIERS_LIMIT_S)
             own_ids = [reporter.routing_id for reporter in self._reporters.values()]
             self._loop.bind(self._config.endpoint, own_ids)
             self._open_endpoint()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,9 @@ class PorterRole:
         tier: which one.
         spec: what it opens.
         module: what to run; takes the socket's number and this process's id.
+
+    Attributes:
+        was_tried: set once the tier was opened or could not be for the first time.
     """
 
     party: Literal["copier", "porter"] = "porter"
@@ -82,6 +86,7 @@ class PorterRole:
 
     def __init__(self, tier: TierId, spec: TierSpec, module: str = MODULE) -> None:
         self.label = f"porter {spec.name}"
+        self.was_tried = threading.Event()
         self._tier = tier
         self._spec = spec
         self._module = module
@@ -112,6 +117,7 @@ class PorterRole:
     def ready(self, packet: bytes, pid: int, channel: socket.socket) -> Report:
         """It has opened its tier."""
         answer = unpack_answer(packet)
+        self.was_tried.set()
         return PorterReady(self._tier, pid, channel, answer.used_bytes, answer.capacity_bytes)
 
     def answered(self, packet: bytes) -> Report:
@@ -132,6 +138,7 @@ class PorterRole:
 
     def refused(self, why: str) -> Report | None:
         """The server serves without the tier, and says why."""
+        self.was_tried.set()
         return PorterRefused(self._tier, f"the tier {self._spec.name} cannot be used: {why}")
 
     def ended(self) -> Report:
@@ -163,10 +170,11 @@ class Porters:
         self.specs = {TierId(number): spec for number, spec in enumerate(specs)}
         self.links = {tier: PorterLink() for tier in self.specs}
         self._reporters = {tier: make_reporter(f"porter-{tier}") for tier in self.specs}
+        roles = {tier: PorterRole(tier, spec, module) for tier, spec in self.specs.items()}
         self._keepers = {
-            tier: Keeper(PorterRole(tier, spec, module), self._reporters[tier], parties)
-            for tier, spec in self.specs.items()
+            tier: Keeper(role, self._reporters[tier], parties) for tier, role in roles.items()
         }
+        self._tried = [role.was_tried for role in roles.values()]
         self._num_lost = dict.fromkeys(self.specs, 0)
         self._num_refused = dict.fromkeys(self.specs, 0)
 
@@ -175,9 +183,15 @@ class Porters:
         for keeper in self._keepers.values():
             keeper.start()
 
-    def reporters(self) -> list[Reporter]:
-        """Of the keepers' threads."""
-        return list(self._reporters.values())
+    def settle(self, limit_s: float) -> None:
+        """Waits until each tier was opened, or could not be for the first time.
+
+        Args:
+            limit_s: longest wait for all together, seconds.
+        """
+        end_s = time.monotonic() + limit_s
+        for tried in self._tried:
+            tried.wait(max(0.0, end_s - time.monotonic()))
 
     def threads(self) -> dict[str, Callable[[], bool]]:
         """By name, whether each thread runs."""

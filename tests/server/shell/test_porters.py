@@ -193,6 +193,20 @@ def test_one_that_is_at_work_ends_with_the_server(reports: Reports, start: Start
     assert not any(map(is_alive, pids))
 
 
+def test_settling_waits_for_tiers_and_for_refusals_and_no_longer(
+    reports: Reports, start: Start
+) -> None:
+    porters = start(spec("fine"), spec("refuses", "&name=cold"))
+    begun_s = time.monotonic()
+    porters.settle(20)
+    assert time.monotonic() - begun_s < 15
+    kinds = {type(report) for report in list(reports.queue)}
+    assert kinds >= {PorterReady}
+    begun_s = time.monotonic()
+    Porters((spec("fine"),), lambda name: reports.reporter, None, MODULE).settle(0.3)
+    assert 0.25 < time.monotonic() - begun_s < 5
+
+
 def test_its_environment_finds_this_installation_first() -> None:
     own = porter_environment({"PYTHONPATH": "/mine", "HOME": "/x"})
     assert own["PYTHONPATH"].endswith(os.pathsep + "/mine")
