@@ -58,6 +58,7 @@ class Landing:
         good = self._judge(run, piece)
         if good < piece.end:
             self._drop_bad(run, piece)
+        yield MORE
         for span in piece.spans:
             statuses = _statuses(piece, span)
             sound = statuses[: max(0, good - span.first)] == Status.OK

@@ -33,6 +33,9 @@ LEAST_PIECE_BYTES = MIB
 """A short run is cut into smaller pieces, so that several are read at once; not into smaller ones
 than this."""
 
+PIECE_PARTS = 256
+"""Most parts of a piece, unless one chunk has more: naming them all is one slice's work."""
+
 BEGIN_SHARDS = 32
 """Shards that are looked up and locked in one slice."""
 
@@ -92,7 +95,7 @@ class Reads:
         sizes = map(run.owner.namespace.slot_payload_bytes, range(run.owner.num_shards))
         chunk_bytes = max(1, sum(sizes))
         wanted = min(self._piece_bytes, max(LEAST_PIECE_BYTES, run.count * chunk_bytes // PIECES))
-        most = max(1, MAX_PARTS // len(run.shares))
+        most = max(1, PIECE_PARTS // len(run.shares))
         run.chunks_per_piece = max(1, min(most, wanted // chunk_bytes))
 
     def may_send(self, run: Run) -> bool:

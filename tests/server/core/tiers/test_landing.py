@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from protocol import messages as m
 from server.core import effects as fx
+from server.core.config import TierConfig
 from server.core.tiers import landing
 from server.core.tiers.misses import Miss
 from server.core.tiers.parts import Status
-from tests.server.core.tiers.reading import query, world_of
+from tests.server.core.tiers.reading import READ_ONLY, query, world_of
 from tests.server.core.world import PAGE, chain
 
 
@@ -101,3 +103,53 @@ def test_published_slots_know_which_tier_has_them() -> None:
     query(engine)
     slots = world.core._state.slots
     assert slots.tiers[slots.generation > 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("tier", [READ_ONLY, TierConfig("w")])
+@pytest.mark.parametrize("is_clear", [True, False])
+def test_clear_or_delete_between_two_slices_of_a_piece(tier: TierConfig, is_clear: bool) -> None:
+    world, engine = world_of(tier, space="tp", auto_tiers=False, extents=6, slots=100)
+    second = world.engine("a", 1)
+    second.register(engine.space)
+    keys = chain("x", 100)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    seq = query(engine)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    (get,) = world.flying(0, fx.TierGet)
+    world.answer(get.job)
+    while world.core.stats()["slots_held"] < 64:
+        assert world.core.work(world.now_ns)
+    for effect in world.core.take_effects():
+        world.perform(effect)
+    (space,) = world.core._state.roster.owners
+    engine.send(m.Clear() if is_clear else m.Delete(fingerprint=space, keys=keys[10]))
+    world.core.check_integrity()
+    world.settle()
+    stats = world.core.stats()
+    assert stats["slots_reserved"] == 0
+    assert stats["chunks"] == (0 if is_clear else 10)
+    assert engine.answer(seq).ready == 0
+    assert stats["promotions_running"] == 0
+
+
+def test_a_delete_of_what_only_some_shards_have_ends_all_of_the_run() -> None:
+    world, engine = world_of(space="tp", auto_tiers=False)
+    second = world.engine("a", 1)
+    second.register(engine.space)
+    keys = chain("x", 6)
+    assert engine.save(keys[:3]) == 3
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    (space,) = world.core._state.roster.owners
+    engine.ask(m.Delete(fingerprint=space, keys=keys[2]))
+    world.core.check_integrity()
+    world.settle()
+    stats = world.core.stats()
+    assert (stats["slots_reserved"], stats["promotions_running"]) == (0, 0)
+    assert stats["slots_held"] == 2  # what rank 0 has stored before

@@ -78,7 +78,7 @@ def test_a_chunk_of_more_parts_than_one_read_takes_is_read_by_several(
     world.answer(probe.job)
     world.pump()
     sizes = [len(get.parts) for get in world.flying(0, fx.TierGet)]
-    assert sizes == [2, 2, 1] * 3
+    assert sizes == [2] * 7 + [1]
     seq = query(engine)
     for get in reversed(world.flying(0, fx.TierGet)):
         assert world.core.stats()["slots_held"] == 0
