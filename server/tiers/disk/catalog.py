@@ -222,19 +222,24 @@ class Catalog:
         return gone
 
     def evict(self, slot_bytes: int) -> bool:
-        """Takes out the value of one slot length that goes first; False if none can."""
+        """Takes out the value of one slot length that goes first, of those that were chosen."""
+        with self.lock:
+            sized = self._classes.get(slot_bytes)
+            while sized is not None and sized.victims:
+                segment, slot, stamp = sized.victims.popleft()
+                if self._is_victim(segment, slot, stamp):
+                    self._drop(Place(segment, slot))
+                    return True
+        return False
+
+    def choose(self, slot_bytes: int) -> bool:
+        """Chooses the values of one slot length that go next; False if none can."""
         with self.lock:
             sized = self._classes.get(slot_bytes)
             if sized is None:
                 return False
-            for _ in range(2):
-                while sized.victims:
-                    segment, slot, stamp = sized.victims.popleft()
-                    if self._is_victim(segment, slot, stamp):
-                        self._drop(Place(segment, slot))
-                        return True
-                sized.victims = self._choose(sized)
-        return False
+            sized.victims = self._choose(sized)
+            return any(self._is_victim(*victim) for victim in sized.victims)
 
     def coldest(self, slot_bytes: int) -> Segment | None:
         """The segment of other slots that may go for slots of this length.

@@ -142,6 +142,9 @@ class Space:
         status = self._grow(slot_bytes)
         if status is not Status.NO_ROOM:
             return status
+        if self._evict(slot_bytes):
+            return Status.OK
+        # All that were chosen are gone: time to look at the whole, which takes a while.
         segment = self._catalog.coldest(slot_bytes)
         if segment is not None and self._catalog.remove(segment):
             self._files.close(segment.fd)
@@ -151,10 +154,15 @@ class Space:
             # It was not the file system that had no room.
             self._full_until_s = 0.0
             return Status.OK
-        if self._catalog.evict(slot_bytes):
-            self._troubles.count("evicted")
+        if self._catalog.choose(slot_bytes) and self._evict(slot_bytes):
             return Status.OK
         return Status.NO_ROOM
+
+    def _evict(self, slot_bytes: int) -> bool:
+        is_evicted = self._catalog.evict(slot_bytes)
+        if is_evicted:
+            self._troubles.count("evicted")
+        return is_evicted
 
     def _grow(self, slot_bytes: int) -> Status:
         """Makes a segment; NO_ROOM when the folder's size or the file system has none for it."""
