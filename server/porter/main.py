@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -244,6 +245,9 @@ def main(arguments: list[str]) -> None:
     """
     fd, parent_pid = int(arguments[0]), int(arguments[1])
     begin(parent_pid)
+    # A service manager may send it to all of a server's processes; the server ends this one itself,
+    # after what it is at.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(NICENESS)
     notes = Notes()
     logging.basicConfig(handlers=[notes])

@@ -100,6 +100,15 @@ def test_what_goes_wrong_is_told_for_the_log_no_more_than_once_a_second() -> Non
         assert set(notes) == {"get: OSError: Input/output error"}
 
 
+def test_it_leaves_its_end_to_the_server() -> None:
+    with PorterProcess(spec("fine")) as child:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            child.process.send_signal(number)
+        assert child.call(Command(Kind.HEALTH, 1)).error is None
+        child.channel.close()
+        assert child.process.wait(10) == 0
+
+
 def test_a_slow_job_shows_that_it_gets_on() -> None:
     with PorterProcess(spec("slow")) as child:
         with_extent(child)
