@@ -1,4 +1,4 @@
-"""The Mooncake tier: chunks in the memory of a pool of nodes, read and written where they lie.
+"""The Mooncake tier: chunks in the memory of a cluster of nodes, read and written where they lie.
 
 Purpose: a value is one object, which the library gathers from a header and a slot, and scatters
 into them; L1 is registered, so that nothing is copied on the way. Must not know: what is in a
@@ -32,7 +32,7 @@ NAMES = 512
 
 ROOM_WAIT_S = 0.5
 ROOM_STEP_S = 0.05
-"""A full pool makes room by and by: so long and so often a put is tried again."""
+"""A full cluster makes room by and by: so long and so often a put is tried again."""
 
 FULL_PAUSE_S = 1.0
 """So long after that a put is tried once only."""
@@ -52,7 +52,7 @@ _PREFIX = "kvkeep/1"
 
 
 def open(spec: TierSpec) -> Tier:  # noqa: A001
-    """Connects to a pool.
+    """Connects to a cluster.
 
     Args:
         spec: of the kind ``mooncake``.
@@ -80,7 +80,7 @@ def open(spec: TierSpec) -> Tier:  # noqa: A001
 
 
 class Mooncake:
-    """One pool.
+    """One cluster.
 
     Args:
         store: the library's, connected.
@@ -186,7 +186,7 @@ class Mooncake:
         self._store.unregister_buffer(address)
 
     def close(self) -> None:
-        """Leaves the pool; memory that was lent to it goes with us."""
+        """Leaves the cluster; memory that was lent to it goes with us."""
         self._watch.close()
         self._store.close()
 
@@ -275,7 +275,7 @@ class Mooncake:
                 [key], [[block.address]], size, config
             )
             if code == _NO_ROOM:
-                return Health(True, note="mooncake: the pool has no room, or no node")
+                return Health(True, note="mooncake: the cluster has no room, or no node")
             if code != 0:
                 return Health(False, note=f"mooncake: a value cannot be written (code {code})")
             block.data[: len(wanted)] = bytes(len(wanted))

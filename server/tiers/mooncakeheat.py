@@ -1,4 +1,4 @@
-"""How many nodes of a Mooncake pool shall hold a value: the more it is wanted, the more.
+"""How many nodes of a Mooncake cluster shall hold a value: the more it is wanted, the more.
 
 Purpose: a value that one node holds is read at that node's speed and is lost with it. Copies cost
 memory, so only what is wanted often gets more than the configured number; what was wanted long ago

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 _log = logging.getLogger("kvkeep.porter")
 
 LIMIT_S = 10.0
-"""Of one call; the longest seen to end by itself took six. The server ends a porter in which nothing
-moves for as long, but here others go on while one call is caught."""
+"""Of one call; the longest seen to end by itself took six. A porter in which nothing moves for as
+long is ended by the server, but others may go on here while one call is caught."""
 
 _STEPS = 4
 

@@ -1,4 +1,4 @@
-"""Two servers share a Mooncake pool; what happens to the pool costs engines misses, and no more."""
+"""Two servers share a Mooncake cluster; what happens to it costs engines misses, and no more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.mooncake import Pool, pool
+from tests.stores.mooncake import Cluster, cluster
 from tests.stores.valkey import required
 from tests.tiers.rig import (
     CHAIN,
@@ -32,10 +32,10 @@ HURT_S = 12.0
 
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[tuple[Pool, str]]:
-    """A pool with room for everything, and its URL."""
+def two_nodes(folder: Path) -> Iterator[tuple[Cluster, str]]:
+    """A cluster with room for everything, and its URL."""
     required("mooncake")
-    with pool(folder, nodes=2, node_mib=64) as made:
+    with cluster(folder, nodes=2, node_mib=64) as made:
         yield made, f"mooncake://{made.address}"
 
 
@@ -67,21 +67,33 @@ def test_what_one_server_stored_the_other_finds(
                 assert found.get("stored_chunks", 0) == 0
         with serve(short_dir / "c", shm_dir / "c", url) as third:
             assert wait_until(lambda: is_up(third), HEAL_S, 0.1)
-            assert fetched(third, working_set) == ALL, "the pool outlives servers"
+            assert fetched(third, working_set) == ALL, "the cluster outlives servers"
 
 
-Act = Callable[[Pool], None]
+Act = Callable[[Cluster], None]
 HARMS: dict[str, tuple[Act, Act]] = {
-    "node-killed": (lambda pool: pool.nodes[0].kill(), lambda pool: pool.nodes[0].start()),
-    "node-stopped": (lambda pool: pool.nodes[0].stop(), lambda pool: pool.nodes[0].go_on()),
-    "master-killed": (lambda pool: pool.master.kill(), lambda pool: pool.master.start()),
-    "master-stopped": (lambda pool: pool.master.stop(), lambda pool: pool.master.go_on()),
+    "node-killed": (
+        lambda cluster: cluster.nodes[0].kill(),
+        lambda cluster: cluster.nodes[0].start(),
+    ),
+    "node-stopped": (
+        lambda cluster: cluster.nodes[0].stop(),
+        lambda cluster: cluster.nodes[0].go_on(),
+    ),
+    "master-killed": (
+        lambda cluster: cluster.master.kill(),
+        lambda cluster: cluster.master.start(),
+    ),
+    "master-stopped": (
+        lambda cluster: cluster.master.stop(),
+        lambda cluster: cluster.master.go_on(),
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_pool_that_is_hurt_is_a_miss_in_time_and_heals(
+def test_a_cluster_that_is_hurt_is_a_miss_in_time_and_heals(
     short_dir: Path, shm_dir: Path, tmp_path: Path, harm: str
 ) -> None:
     hurt, heal = HARMS[harm]
@@ -127,12 +139,12 @@ def test_a_pool_that_is_hurt_is_a_miss_in_time_and_heals(
 
 
 @pytest.mark.slow
-def test_a_full_pool_costs_misses_only(short_dir: Path, shm_dir: Path, tmp_path: Path) -> None:
-    """Twice what it has room for: the pool evicts behind our back, refuses, and goes on."""
+def test_a_full_cluster_costs_misses_only(short_dir: Path, shm_dir: Path, tmp_path: Path) -> None:
+    """Twice what it has room for: the cluster evicts behind our back, refuses, and goes on."""
     required("mooncake")
     more = ("--promote-deadline", f"{DEADLINE_S}s")
     with (
-        pool(tmp_path, nodes=1, node_mib=16) as small,
+        cluster(tmp_path, nodes=1, node_mib=16) as small,
         serve(short_dir, shm_dir / "a", f"mooncake://{small.address}", more=more) as server,
         TierEngine(server) as engine,
     ):

@@ -1,4 +1,4 @@
-"""A real Mooncake pool for tests: its master and nodes on loopback, with ways to hurt them.
+"""A real Mooncake cluster for tests: its master and nodes on loopback, with ways to hurt them.
 
 The programs come from the package ``mooncake-transfer-engine-non-cuda``. Runs in the pytest
 process; every program is ended by its own pid.
@@ -31,7 +31,7 @@ CLIENT_TTL_S = 3
 
 
 class Program:
-    """One program of a pool, which can be stopped, killed and started again with its ports."""
+    """One program of a cluster, which can be stopped, killed and started again with its ports."""
 
     def __init__(self, name: str, folder: Path, options: list[str]) -> None:
         found = importlib.util.find_spec("mooncake")
@@ -70,7 +70,7 @@ class Program:
             self._process = None
 
 
-class Pool:
+class Cluster:
     """A master and its nodes.
 
     Attributes:
@@ -146,9 +146,9 @@ class Pool:
 
 
 @contextmanager
-def pool(folder: Path, nodes: int = 1, node_mib: int = 64) -> Iterator[Pool]:
-    """A pool for the time of a test."""
-    made = Pool(folder, nodes, node_mib)
+def cluster(folder: Path, nodes: int = 1, node_mib: int = 64) -> Iterator[Cluster]:
+    """A cluster for the time of a test."""
+    made = Cluster(folder, nodes, node_mib)
     try:
         yield made
     finally:

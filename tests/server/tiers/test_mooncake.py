@@ -1,4 +1,4 @@
-"""The Mooncake tier against a real pool, when all is well and when it is full."""
+"""The Mooncake tier against a real cluster, when all is well and when it is full."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from server.tiers.interface import Name, Tier, TierError
 from server.tiers.mooncake import Mooncake
 from server.tierspec import parse
 from tests.stores import parts
-from tests.stores.mooncake import CLIENT_TTL_S, LEASE_MS, Pool, Slots, pool, until
+from tests.stores.mooncake import CLIENT_TTL_S, LEASE_MS, Cluster, Slots, cluster, until
 from tests.stores.parts import FINGERPRINT, OTHER_FINGERPRINT, key
 from tests.stores.valkey import free_port, required
 
@@ -30,13 +30,13 @@ def _packages() -> None:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    with pool(tmp_path_factory.mktemp("mooncake"), nodes=2, node_mib=NODE_MIB) as made:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("mooncake"), nodes=2, node_mib=NODE_MIB) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def opened(servers: Pool) -> Iterator[Mooncake]:
+def opened(servers: Cluster) -> Iterator[Mooncake]:
     tier = open_tier(parse(f"mooncake://{servers.address}?replicas=1&max_replicas=2"))
     assert isinstance(tier, Mooncake)
     yield tier
@@ -183,7 +183,7 @@ def test_several_threads_at_once(tier: Mooncake) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_one_server_reads_what_another_wrote(servers: Pool, slots: Slots) -> None:
+def test_one_server_reads_what_another_wrote(servers: Cluster, slots: Slots) -> None:
     slots.put(*range(5))
     other = open_tier(parse(f"mooncake://{servers.address}"))
     try:
@@ -204,9 +204,9 @@ def test_memory_that_is_known_already_is_refused(tier: Mooncake, slots: Slots) -
         tier.register(slots.memory.ctypes.data, slots.memory.size)
 
 
-def test_a_full_pool_makes_room_or_says_so(tmp_path: Path) -> None:
+def test_a_full_cluster_makes_room_or_says_so(tmp_path: Path) -> None:
     """Twice as much as there is room for: the library evicts behind our back and refuses."""
-    with pool(tmp_path, node_mib=16) as small:
+    with cluster(tmp_path, node_mib=16) as small:
         tier = open_tier(parse(f"mooncake://{small.address}"))
         slots = Slots(tier, 16, 1 << 18)
         statuses: list[Status] = []
@@ -221,8 +221,8 @@ def test_a_full_pool_makes_room_or_says_so(tmp_path: Path) -> None:
         tier.close()
 
 
-def test_a_pool_whose_values_are_all_read_refuses_soon(tmp_path: Path) -> None:
-    with pool(tmp_path, node_mib=16) as small:
+def test_a_cluster_whose_values_are_all_read_refuses_soon(tmp_path: Path) -> None:
+    with cluster(tmp_path, node_mib=16) as small:
         tier = open_tier(parse(f"mooncake://{small.address}"))
         slots = Slots(tier, 16, 1 << 18)
         numbers = iter(range(10_000))
@@ -247,8 +247,8 @@ def test_a_pool_whose_values_are_all_read_refuses_soon(tmp_path: Path) -> None:
         tier.close()
 
 
-def test_a_pool_without_a_node_holds_nothing_and_heals(tmp_path: Path) -> None:
-    with pool(tmp_path, nodes=0) as empty:
+def test_a_cluster_without_a_node_holds_nothing(tmp_path: Path) -> None:
+    with cluster(tmp_path, nodes=0) as empty:
         tier = open_tier(parse(f"mooncake://{empty.address}"))
         slots = Slots(tier)
         assert slots.put(1, 2) == [NO_ROOM, NO_ROOM]
@@ -259,7 +259,7 @@ def test_a_pool_without_a_node_holds_nothing_and_heals(tmp_path: Path) -> None:
 
 
 def test_a_server_may_lend_memory_itself(tmp_path: Path) -> None:
-    with pool(tmp_path, nodes=0) as empty:
+    with cluster(tmp_path, nodes=0) as empty:
         tier = open_tier(parse(f"mooncake://{empty.address}?segment=32M"))
         empty.wait_for_nodes(1)
         slots = Slots(tier)

@@ -1,4 +1,4 @@
-"""The Mooncake tier while its pool is hurt: every call ends soon, and it recovers unaided."""
+"""The Mooncake tier while its cluster is hurt: every call ends soon, and it recovers unaided."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
 from server.tiers.interface import Name, Tier, TierError
 from server.tierspec import parse
-from tests.stores.mooncake import CLIENT_TTL_S, Pool, Slots, pool, until
+from tests.stores.mooncake import CLIENT_TTL_S, Cluster, Slots, cluster, until
 from tests.stores.parts import FINGERPRINT, key
 from tests.stores.valkey import required
 
@@ -37,9 +37,9 @@ def _packages() -> None:
 
 
 @contextmanager
-def hurt(folder: Path, options: str = "") -> Iterator[tuple[Pool, Tier, Slots]]:
-    """A pool of two nodes, with values in it."""
-    with pool(folder, nodes=2) as servers:
+def hurt(folder: Path, options: str = "") -> Iterator[tuple[Cluster, Tier, Slots]]:
+    """A cluster of two nodes, with values in it."""
+    with cluster(folder, nodes=2) as servers:
         tier = open_tier(parse(f"mooncake://{servers.address}{options}"))
         slots = Slots(tier, len(NUMBERS))
         assert slots.put(*NUMBERS) == [OK] * len(NUMBERS)
@@ -212,7 +212,8 @@ CHILD = """
     mooncakewatch.Watch.__init__.__defaults__ = (1.5, mooncakewatch.end_process)
     tier = open_tier(parse(sys.argv[1]))
     slots = Slots(tier, 32)
-    print("asks", flush=True)
+    print("opened", flush=True)
+    sys.stdin.readline()
     slots.get(*range(32))
     print("answered", flush=True)
 """
@@ -221,17 +222,22 @@ CHILD = """
 @pytest.mark.slow
 def test_who_meets_a_node_for_the_first_time_while_it_stands_still_ends(tmp_path: Path) -> None:
     """The library would wait a minute for each of its values, whatever it was told."""
-    with hurt(tmp_path) as (servers, _, _):
-        servers.nodes[0].stop()
-        begun = time.monotonic()
+    command = [sys.executable, "-c", textwrap.dedent(CHILD)]
+    pipe = subprocess.PIPE
+    with (
+        hurt(tmp_path) as (servers, _, _),
+        subprocess.Popen(
+            [*command, f"mooncake://{servers.address}"], stdin=pipe, stdout=pipe, text=True
+        ) as child,
+    ):
+        assert child.stdout is not None
         try:
-            ended = subprocess.run(
-                [sys.executable, "-c", textwrap.dedent(CHILD), f"mooncake://{servers.address}"],
-                check=False,
-                capture_output=True,
-                timeout=60,
-            )
+            assert child.stdout.readline() == "opened\n"
+            servers.nodes[0].stop()
+            begun = time.monotonic()
+            rest, _ = child.communicate("go on\n", timeout=60)
+            print(f"ended after {time.monotonic() - begun:.1f} s")
         finally:
+            child.kill()
             servers.nodes[0].go_on()
-        print(f"ended after {time.monotonic() - begun:.1f} s")
-        assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"asks\n"), ended.stderr
+        assert (child.returncode, rest) == (-signal.SIGKILL, "")
