@@ -6,6 +6,9 @@ Must not know: how a trace is read or replayed. Runs in: the process of the comm
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -134,8 +137,21 @@ def command(
             one_by_one=one_by_one,
             count_partial=count_partial,
         )
-        document = replay.run(reading.read(traces, block_tokens), chosen)
+        trace = reading.read(traces, block_tokens)
+        with _progress(len(trace.prompts) * copies) as progress:
+            document = replay.run(trace, chosen, progress)
     except ConfigError as error:
         click.echo(f"kvkeep: {error.message}", err=True)
         raise SystemExit(EXIT_CONFIG) from None
     click.echo(json.dumps(document, indent=2) if as_json else report.table(document))
+
+
+@contextmanager
+def _progress(requests: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    with click.progressbar(length=requests, label="replaying", file=sys.stderr) as bar:
+        yield lambda done: bar.update(done - bar.pos)
+        bar.update(requests - bar.pos)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,25 @@ def test_a_table_for_people() -> None:
     assert said.stderr == ""
     assert "hit ratio" in said.stdout
     assert "disk promoted" in said.stdout
+
+
+def test_a_bar_on_a_terminal_and_nothing_of_it_in_the_output() -> None:
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "server", "simulate", SESSIONS, "--json", "--copies", "4"],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            check=True,
+            timeout=60,
+        )
+        shown = os.read(ours, 1 << 16)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"replaying" in shown
+    assert b"100%" in shown
+    assert json.loads(done.stdout)["requests"] == 416
 
 
 def test_a_document_for_programs_with_every_option_in_it() -> None:
