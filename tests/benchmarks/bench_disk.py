@@ -98,7 +98,7 @@ class Rig:
         view[:] = np.random.default_rng(1).integers(0, 1 << 63, len(view), np.uint64)
         self.performer = Performer(self.tier, self.memory, 0, threading.Event(), lambda: None)
 
-    def carry(self, kind: Kind, generation: int) -> float:
+    def carry(self, kind: Kind, round_number: int) -> float:
         """Puts, or gets, everything once.
 
         Returns:
@@ -113,7 +113,7 @@ class Rig:
                     begin = next(jobs, None)
                 if begin is None:
                     return
-                answer = self.performer.perform(self.command(kind, thread, begin, generation))
+                answer = self.performer.perform(self.command(kind, thread, begin, round_number))
                 if answer.error or set(answer.statuses) != {Status.OK}:
                     failures.append(answer)
 
@@ -124,11 +124,11 @@ class Rig:
             raise click.ClickException(f"{kind.name} failed: {failures[0]}")
         return self.count * self.value / seconds / 1e9
 
-    def command(self, kind: Kind, thread: int, begin: int, generation: int) -> Command:
+    def command(self, kind: Kind, thread: int, begin: int, round_number: int) -> Command:
         """One job: as many values as fit into a thread's slots."""
         numbers = np.arange(begin, min(begin + self.slots, self.count))
         parts = np.zeros(len(numbers), PART_DTYPE)
-        keys = [b"%08d%08d" % (number, generation) for number in numbers]
+        keys = [b"%08d%08d" % (number, round_number) for number in numbers]
         parts["key"] = np.frombuffer(b"".join(keys), "V16")
         parts["extent"] = EXTENT
         parts["offset"] = PAGE + (thread * self.slots + np.arange(len(numbers))) * self.value

@@ -2,7 +2,7 @@
 
 Purpose: the truth while the porter lives; the index file only brings it back afterwards. Least
 recently used goes first, by
-generations: the clock counts bytes used, a 32nd of the slab is one generation, and inside one the
+spans of age: the clock counts bytes used, a 32nd of the slab is one span, and inside one the
 latest use goes first. A chain is used from its start on, so its end goes before what it stands on.
 Must not know: files' content, the index file. Runs in: the porter, on any thread; one lock, held
 for no system call.
@@ -69,11 +69,11 @@ class Catalog:
         used_bytes: slots' bytes of all values.
     """
 
-    def __init__(self, generation_bytes: int, max_values: int, note: Note) -> None:
+    def __init__(self, age_bytes: int, max_values: int, note: Note) -> None:
         """An empty one.
 
         Args:
-            generation_bytes: of use until the next generation begins.
+            age_bytes: of use until the next span of ages begins.
             max_values: most that may be there.
             note: see ``Note``.
         """
@@ -84,7 +84,7 @@ class Catalog:
         self._classes: dict[int, SizeClass] = {}
         self._found = NameTable(self._name_at)
         self._clock = 1
-        self._generation = generation_bytes
+        self._span = age_bytes
         self._max_values = max_values
         self._note = note
         self._touched: set[int] = set()
@@ -368,8 +368,8 @@ class Catalog:
         )
 
     def _order(self, stamps: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Ranks: by generation, inside one the latest first."""
-        span = np.uint64(self._generation)
+        """Ranks: by span of age, inside one the latest first."""
+        span = np.uint64(self._span)
         ranks: NDArray[np.uint64] = stamps // span * span + (span - np.uint64(1) - stamps % span)
         return ranks
 

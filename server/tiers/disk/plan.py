@@ -23,7 +23,8 @@ MAX_SEGMENTS = 512
 """Each costs a descriptor; a process may have 1,024 where nobody raised that."""
 
 MOST_TAIL_BYTES = 16 * MIB
-GENERATIONS = 32
+
+AGES = 32
 """Into how many the values are sorted by their last use: see ``Catalog``."""
 
 
@@ -37,7 +38,7 @@ class Plan:
         data_bytes: of these, for segments.
         segment_bytes: of one segment, roughly; longer only if one slot is longer.
         max_values: how many the index has room for.
-        generation_bytes: of values used until the next generation begins.
+        age_bytes: of values used until the next span of ages begins.
         tail_bytes: for what the index does not know yet; of what is left for folders and the like.
     """
 
@@ -46,7 +47,7 @@ class Plan:
     data_bytes: int
     segment_bytes: int
     max_values: int
-    generation_bytes: int
+    age_bytes: int
     tail_bytes: int
 
 
@@ -67,6 +68,6 @@ def divide(size_bytes: int) -> Plan:
         data_bytes=data_bytes,
         segment_bytes=segment_bytes,
         max_values=(index_bytes - MIB // 4) // ENTRY_ROOM_BYTES,
-        generation_bytes=max(1, data_bytes // GENERATIONS),
+        age_bytes=max(1, data_bytes // AGES),
         tail_bytes=min(extra_bytes // 2, MOST_TAIL_BYTES),
     )

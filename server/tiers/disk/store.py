@@ -94,7 +94,7 @@ class Store:
     def _bring_back(self, tail: Tail) -> None:
         plan, troubles = self._plan, self._troubles
         self.journal = Journal(self._files, self._new_index, tail, troubles)
-        self.catalog = Catalog(plan.generation_bytes, plan.max_values, self.journal.note)
+        self.catalog = Catalog(plan.age_bytes, plan.max_values, self.journal.note)
         folder = os.path.join(self._folder, SEGMENTS)
         self.space = Space(self._files, folder, plan, self.catalog, troubles)
         segments = self.space.reopen()

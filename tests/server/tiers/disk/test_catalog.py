@@ -36,9 +36,9 @@ class Noted(dict[bytes, Entry]):
             self[one] = entry
 
 
-def made(count: int, generation: int = 1, most: int = 1 << 20) -> tuple[Catalog, Noted]:
+def made(count: int, span: int = 1, most: int = 1 << 20) -> tuple[Catalog, Noted]:
     noted = Noted()
-    catalog = Catalog(generation, most, noted)
+    catalog = Catalog(span, most, noted)
     catalog.add(segment(1, count))
     return catalog, noted
 
@@ -63,7 +63,7 @@ def there(catalog: Catalog, numbers: range) -> list[int]:
     return [number for number, is_there in zip(numbers, found, strict=True) if is_there]
 
 
-def test_exactly_the_least_recently_used_goes_where_a_generation_is_one_slot() -> None:
+def test_exactly_the_least_recently_used_goes_where_a_span_is_one_slot() -> None:
     catalog, _ = made(4)
     for number in range(4):
         store(catalog, number)
@@ -73,8 +73,8 @@ def test_exactly_the_least_recently_used_goes_where_a_generation_is_one_slot() -
     assert there(catalog, range(6)) == [0, 3, 4, 5]
 
 
-def test_inside_a_generation_the_latest_goes_first() -> None:
-    catalog, _ = made(4, generation=SLOT * 4)
+def test_inside_a_span_of_age_the_latest_goes_first() -> None:
+    catalog, _ = made(4, span=SLOT * 4)
     for number in range(4):
         store(catalog, number)
     gone = []
