@@ -102,6 +102,15 @@ def test_the_options_are_the_described_ones() -> None:
         assert default in row[0]
 
 
+def test_the_document_is_the_described_one() -> None:
+    part = PAGE[PAGE.index("## The document") : PAGE.index("## 10, 100")]
+    firsts = " ".join(re.findall(r"^\| (`.*?) \|", part, re.M))
+    assert set(re.findall(r"`([a-z_]+)`", firsts)) == set(document("A-10"))
+    (row,) = re.findall(r"^\| `miss_chunks` .*$", part, re.M)
+    for reason in document("A-10")["miss_chunks"]:
+        assert f"`{reason}`" in row
+
+
 def test_every_command_of_the_page_has_a_row_and_every_row_a_command() -> None:
     rows = re.findall(r"^\| ([A-Z]-\d+|[a-z]+(?:-[a-z0-9]+)*) \| [0-9]", PAGE, re.M)
     assert sorted(rows) == sorted(COMMANDS)
