@@ -157,7 +157,7 @@ class Departures:
 
     def shrink(self, owner: Owner) -> None:
         """Gives back the empty extents of an owner without engines, and forgets it at the end."""
-        if owner.sessions:
+        if owner.is_wanted:
             return
         for extents in owner.extents:
             for extent in list(extents):
@@ -168,7 +168,7 @@ class Departures:
 
     def _forget_if_over(self, owner: Owner) -> None:
         is_known = self._roster.owners.get(owner.fingerprint) is owner
-        if owner.sessions or any(owner.extents) or not is_known:
+        if owner.is_wanted or any(owner.extents) or not is_known:
             return
         del self._roster.owners[owner.fingerprint]
         self._outbox.add(DropNamespace(owner.fingerprint))

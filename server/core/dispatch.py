@@ -32,7 +32,7 @@ from server.core.state import State
 
 __all__ = ["Core", "CoreConfig", "IntegrityError"]
 
-CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats")
+CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats", "warm")
 
 
 class Core:
@@ -107,11 +107,13 @@ class Core:
         entry = self._peers.processes.get(process)
         for session in entry.sessions if entry is not None else ():
             self._state.roster.sessions[session].is_quiet = True
+        self._state.warming.gone(process)
         self._peers.quiet(process)
 
     def process_exited(self, process: ProcessId, now_ns: int) -> None:
         """A process is gone for certain: everything of it is freed."""
         self._state.clock.advance(now_ns)
+        self._state.warming.gone(process)
         entry = self._peers.leave(process, gone=True)
         if entry is not None:
             self._state.registry.exited(entry)
@@ -240,11 +242,12 @@ class Core:
         self._state.tiers.probed(job, count)
 
     def tier_done(self, job: JobId, statuses: bytes | None, now_ns: int) -> None:
-        """TierGet, TierPut or TierDrop ended.
+        """TierGet, TierPut, TierDrop, TierKeep or TierList ended.
 
         Args:
             job: which; jobs nobody knows (any more) are ignored.
-            statuses: a ``Status`` per part, none of a TierDrop; None when all of it failed.
+            statuses: a ``Status`` per part, none of a TierDrop or TierKeep, of a TierList what it
+                lists; None when all of it failed.
             now_ns: current time.
         """
         self._state.clock.advance(now_ns)
@@ -289,6 +292,7 @@ class Core:
         self._state.clock.advance(now_ns)
         self._state.draining = True
         self._state.prefetches.drain()
+        self._state.warming.drain()
 
     def drained(self) -> bool:
         """Whether no reply is owed, no copy is in flight, and tiers have what waits for them."""

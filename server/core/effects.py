@@ -18,6 +18,7 @@ from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
 from protocol.namespace import Namespace
+from server.core.tiers.parts import Listed
 
 PeerId = NewType("PeerId", bytes)
 """Routing id of one ZMQ connection, given by the server's socket."""
@@ -383,6 +384,44 @@ class TierHealth:
     job: JobId
 
 
+@dataclass(frozen=True)
+class TierKeep:
+    """Have a tier that can list remember what a namespace is; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier, job, fingerprint: as for TierPut.
+        text: its description, at most MAX_TEXT_BYTES of ``server.core.tiers.parts``.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    text: bytes
+
+
+@dataclass(frozen=True)
+class TierList:
+    """Ask a tier what it has; answered by ``Core.tier_done`` with what it lists.
+
+    NAMESPACES: fingerprints. NAMESPACE: the description of one, or empty. HOTTEST, and NEXT after
+    it: ``total u32, more u32``, then for each chunk its key and that of its parent (zeros at a
+    chain's start), parents before what continues them.
+
+    Attributes:
+        tier: which.
+        job: number of the question.
+        what: see above; the fingerprint of NAMESPACES is zeros.
+        shard, most: of HOTTEST: the part that stands for a chunk; chunks wanted.
+    """
+
+    tier: TierId
+    job: JobId
+    what: Listed
+    fingerprint: Fingerprint
+    shard: int = 0
+    most: int = 0
+
+
 Effect = (
     SendReply
     | DropProcess
@@ -406,4 +445,6 @@ Effect = (
     | TierPut
     | TierDrop
     | TierHealth
+    | TierKeep
+    | TierList
 )

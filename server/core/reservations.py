@@ -189,6 +189,10 @@ class Reservations:
         waiter = self._waker(plan)
         if growth.can_grow(owner, shard) and growth.demand(owner, shard, None if slots else waiter):
             return slots or None
+        if plan.spares:
+            if not slots:
+                plan.stop = StopReason.NO_ROOM
+            return slots
         growth.press(owner, shard)
         # What is there is taken in this slice, and what goes is taken in the next one: making room
         # and taking it at once would be a burst.

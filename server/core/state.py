@@ -40,6 +40,7 @@ from server.core.tiers.misses import Misses
 from server.core.tiers.prefetches import Prefetches
 from server.core.tiers.promotion import Promotion
 from server.core.tiers.tiers import Tiers
+from server.core.tiers.warming import Warming
 
 MAX_FAULTS = 16
 
@@ -190,6 +191,16 @@ class State:
             self.growth,
             self.publisher,
             self.quarantine,
+        )
+        self.warming = Warming(
+            config,
+            self.tiers,
+            self.promotion,
+            self.roster,
+            self.departures,
+            self.outbox,
+            self.lanes,
+            self.fault,
         )
         self._tie_tiers()
 

@@ -50,6 +50,7 @@ class Filling(ABC):
         anchor: node that is locked while it is planned, or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
         tip: node that the next chunk continues, or ROOT.
+        spares: nothing is evicted for it, and nobody's extent is taken.
         tiers: bits of the tiers that have them already, see ``SlotTable.tiers``.
     """
 
@@ -68,6 +69,7 @@ class Filling(ABC):
     anchor: int = ABSENT
     anchor_life: int = 0
     tip: int = ROOT
+    spares: bool = False
     tiers: int = 0
 
     @property

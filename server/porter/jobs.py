@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
 from server.core.tiers.parts import Status
+from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
 from server.porter.pace import Pace
 from server.porter.wire import Answer, Command, Kind
@@ -58,12 +59,13 @@ class Performer:
         self._pace_in, self._pace_out = Pace(bytes_s, stopping), Pace(bytes_s, stopping)
         self._stopping = stopping
         self._moved = moved
+        self._listings = Listings(tier, moved)
 
     def perform(self, command: Command) -> Answer:
         """Performs one job.
 
         Args:
-            command: PROBE, GET, PUT, DROP, CLEAR or HEALTH.
+            command: of the kinds that ask, read, write and forget.
 
         Returns:
             Its answer; nothing of the job touches memory any more.
@@ -76,7 +78,12 @@ class Performer:
                 return Answer(kind, number, count=self._probe(command))
             if kind == Kind.HEALTH:
                 return self._health(command)
-            self._forget(command)
+            if kind in LISTING:
+                return Answer(kind, number, statuses=self._listings.answer(command))
+            if kind == Kind.KEEP:
+                self._listings.keep(command)
+            else:
+                self._forget(command)
             return Answer(kind, number)
         except BaseException as error:  # noqa: BLE001 - bindings to Rust raise such; a thread of
             # a porter outlives it
@@ -190,6 +197,8 @@ def told(error: BaseException) -> str:
     Its text is left out, but for the system's own errors: it may hold what the library was given,
     credentials included.
     """
+    if isinstance(error, CannotListError):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -16,6 +16,8 @@ from server.porter.wire import Command, Kind
 
 ASKING = frozenset({Kind.PROBE, Kind.HEALTH})
 FORGETTING = frozenset({Kind.DROP, Kind.CLEAR})
+READING = frozenset({Kind.GET, Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT})
+WRITING = frozenset({Kind.PUT, Kind.KEEP})
 
 GETS_IN_A_ROW = 16
 """Gets that go before a put that waits."""
@@ -26,7 +28,7 @@ class Job:
     """A command that a worker performs.
 
     Attributes:
-        command: of the kinds PROBE, GET, PUT, DROP, CLEAR and HEALTH.
+        command: of the kinds that ask, read, write and forget.
         held: extents that stay mapped until it has ended.
     """
 
@@ -58,7 +60,7 @@ class Turns:
         with self._changed:
             if kind in ASKING:
                 self._questions.append(job)
-            elif kind == Kind.GET:
+            elif kind in READING:
                 self._gets.append(job)
             else:
                 self._writes.append(job)
@@ -130,6 +132,6 @@ class Turns:
         return None
 
     def _under_way(self, kind: Kind) -> Counter[bytes] | None:
-        if kind == Kind.PUT:
+        if kind in WRITING:
             return self._putting
         return self._forgetting if kind in FORGETTING else None

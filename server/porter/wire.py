@@ -6,11 +6,15 @@ still does with a job's memory has ended when its answer comes. Must not know: m
 supervision. Runs in: the server's main process and every porter.
 
 Packets of the main process: ``kind u8, padding u8[3], count u32, number u64, size_bytes u64,
-offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE and
-DROP, ``first u32, shards u32`` (which parts of each chunk are meant) and keys, 16 bytes each, in
-the order of the chain; for CONFIGURE, JSON in UTF-8. Of the porter: ``kind u8, failed u8, padding
-u16, count u32, number u64, used_bytes u64, capacity_bytes u64``, then for GET and PUT a status byte
-for each part, else an error text in UTF-8 when it failed.
+offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE and DROP,
+``first u32, shards u32`` (which parts of each chunk are meant) and keys, 16 bytes each, in the
+order of the chain; for HOTTEST the same without keys (the part that stands for a chunk, most chunks
+wanted); for CONFIGURE, JSON in UTF-8; for KEEP, what a namespace is. Of the porter: ``kind u8,
+failed u8, padding u16, count u32, number u64, used_bytes u64, capacity_bytes u64``, then for GET
+and PUT a status byte for each part, for NAMESPACES fingerprints, for NAMESPACE what it is, for
+HOTTEST and NEXT ``total u32, more u32`` (chunks in the list; whether others follow) and then the
+key of a chunk and that of its parent, 16 bytes each, parents first; else an error text in UTF-8
+when it failed.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
-from server.core.tiers.parts import MAX_KEYS, MAX_PARTS, PART_DTYPE
+from server.core.tiers.parts import MAX_KEYS, MAX_PARTS, PAGE_CHUNKS, PART_DTYPE
 
 MAX_TEXT_BYTES = 240
 MAX_JSON_BYTES = 32_768
@@ -35,7 +39,9 @@ _ANSWER = struct.Struct("<BBxxIQQQ")
 MAX_COMMAND_BYTES = _COMMAND.size + max(
     PART_DTYPE.itemsize * MAX_PARTS, _SHARDS.size + ID_BYTES * MAX_KEYS, MAX_JSON_BYTES
 )
-MAX_ANSWER_BYTES = _ANSWER.size + max(MAX_PARTS, MAX_TEXT_BYTES)
+MAX_ANSWER_BYTES = _ANSWER.size + max(
+    MAX_PARTS, MAX_TEXT_BYTES, MAX_JSON_BYTES, 8 + 2 * ID_BYTES * PAGE_CHUNKS
+)
 
 
 class Kind(IntEnum):
@@ -52,6 +58,14 @@ class Kind(IntEnum):
     CLEAR = 8
     HEALTH = 9
     PROGRESS = 10
+    KEEP = 11
+    NAMESPACES = 12
+    NAMESPACE = 13
+    HOTTEST = 14
+    NEXT = 15
+
+
+_OF_SHARDS = frozenset({Kind.PROBE, Kind.DROP, Kind.HOTTEST})
 
 
 @dataclass(frozen=True)
@@ -66,9 +80,9 @@ class Command:
         fingerprint: 16 bytes, of the namespace; zeros where there is none.
         parts: PART_DTYPE[n] of GET and PUT.
         keys: 16 bytes each, of PROBE and DROP.
-        shards: of PROBE and DROP: so many parts of each chunk are meant.
+        shards: of PROBE and DROP: so many parts of each chunk are meant; of HOTTEST: most chunks.
         first: the first of them.
-        text: JSON of CONFIGURE.
+        text: JSON of CONFIGURE; of KEEP what the namespace is.
     """
 
     kind: Kind
@@ -94,7 +108,8 @@ class Answer:
         number: of the command.
         count: of PROBE: leading chunks that are there whole.
         error: why all of it failed, in one line, or None.
-        statuses: of GET and PUT: one ``server.core.tiers.parts.Status`` per part.
+        statuses: of GET and PUT: one ``server.core.tiers.parts.Status`` per part; of what lists,
+            what it lists.
         used_bytes: of READY and HEALTH, advisory.
         capacity_bytes: of READY and HEALTH, advisory, 0 for unknown.
     """
@@ -120,7 +135,7 @@ def pack_command(command: Command) -> bytes:
     if command.kind in (Kind.GET, Kind.PUT):
         assert command.parts is not None
         count, tail = len(command.parts), command.parts.tobytes()
-    elif command.kind in (Kind.PROBE, Kind.DROP):
+    elif command.kind in _OF_SHARDS:
         count = len(command.keys) // ID_BYTES
         tail = _SHARDS.pack(command.first, command.shards) + command.keys
     else:
@@ -159,6 +174,7 @@ def unpack_command(packet: bytes) -> Command:
         Kind.PUT: count * PART_DTYPE.itemsize,
         Kind.PROBE: _SHARDS.size + count * ID_BYTES,
         Kind.DROP: _SHARDS.size + count * ID_BYTES,
+        Kind.HOTTEST: _SHARDS.size + count * ID_BYTES,
     }
     if len(tail) != lengths.get(command, count):
         raise ValueError(f"a command {command.name} of {len(packet)} bytes with {count} parts")
@@ -167,7 +183,7 @@ def unpack_command(packet: bytes) -> Command:
         return Command(
             **{**base.__dict__, "parts": np.frombuffer(tail, PART_DTYPE)},
         )
-    if command in (Kind.PROBE, Kind.DROP):
+    if command in _OF_SHARDS:
         first, shards = _SHARDS.unpack_from(tail)
         keys = tail[_SHARDS.size :]
         return Command(**{**base.__dict__, "keys": keys, "shards": shards, "first": first})

@@ -20,7 +20,9 @@ FORGET_LIMIT_S = 600.0
 """For a tier that forgets a whole namespace while nothing else is asked of it: in a store, each
 value of it has to be found and removed."""
 
-Job = fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth
+Job = (
+    fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth | fx.TierKeep | fx.TierList
+)
 
 
 class PorterLink(Link):
@@ -102,6 +104,12 @@ class PorterLink(Link):
 def _command(job: Job) -> Command:
     if isinstance(job, fx.TierHealth):
         return Command(Kind.HEALTH, job.job)
+    if isinstance(job, fx.TierKeep):
+        return Command(Kind.KEEP, job.job, fingerprint=job.fingerprint, text=job.text)
+    if isinstance(job, fx.TierList):
+        kind = Kind[job.what.name]
+        space, most = job.fingerprint, job.most
+        return Command(kind, job.job, fingerprint=space, shards=most, first=job.shard)
     if isinstance(job, fx.TierGet | fx.TierPut):
         kind = Kind.GET if isinstance(job, fx.TierGet) else Kind.PUT
         return Command(kind, job.job, fingerprint=job.fingerprint, parts=job.parts)

@@ -18,6 +18,13 @@ from server.shell.extent_table import ExtentTable
 from server.shell.porterlink import Job
 from server.shell.porters import Porters
 
+_DONE = frozenset(
+    {
+        *(Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR, Kind.KEEP),
+        *(Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT),
+    }
+)
+
 
 class TierActions:
     """Effects and reports of tiers, as ``Actions`` has those of all else.
@@ -40,7 +47,10 @@ class TierActions:
         self._porters = porters
         self._extents = extents
         self._complaints = complaints
-        kinds = (fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop, fx.TierHealth)
+        kinds = (
+            *(fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop),
+            *(fx.TierHealth, fx.TierKeep, fx.TierList),
+        )
         self.performers: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(kinds, self._start)
         self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
             reports.PorterReady: self._ready,
@@ -126,7 +136,7 @@ class TierActions:
 
     def _tell(self, answer: Answer, now_ns: int) -> None:
         job, is_well = fx.JobId(answer.number), answer.error is None
-        if answer.kind in (Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR):
+        if answer.kind in _DONE:
             self._core.tier_done(job, answer.statuses if is_well else None, now_ns)
         elif answer.kind == Kind.PROBE:
             self._core.tier_probed(job, answer.count if is_well else None, now_ns)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from server.core.tiers.parts import Status
 
-__all__ = ["HEADER_BYTES", "Health", "Name", "Part", "Status", "Tier", "TierError"]
+__all__ = ["HEADER_BYTES", "Health", "Lister", "Name", "Part", "Status", "Tier", "TierError"]
 
 HEADER_BYTES = 128
 """Of our own header before every value."""
@@ -123,4 +123,68 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Ends it in good order."""
+        ...
+
+
+@runtime_checkable
+class Lister(Protocol):
+    """What a tier can do besides if it knows what it has: then L1 can be warmed from it.
+
+    Unlike those of ``Tier`` these calls may raise: whoever lists is told that it failed.
+    """
+
+    def keep_namespace(self, fingerprint: bytes, text: bytes) -> None:
+        """Keeps the description of a namespace of which values are put; ``clear`` forgets it.
+
+        Args:
+            fingerprint: 16 bytes.
+            text: whatever it is; the same each time.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
+        ...
+
+    def namespaces(self) -> list[bytes]:
+        """Fingerprints of those that are described.
+
+        Raises:
+            OSError: nobody knows.
+        """
+        ...
+
+    def namespace(self, fingerprint: bytes) -> bytes:
+        """A namespace's description, empty where there is none; not checked.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ...
+
+    def hottest(self, fingerprint: bytes, shard: int, most: int) -> list[bytes]:
+        """Which chunks have a value of one shard.
+
+        Args:
+            fingerprint: 16 bytes, of the namespace.
+            shard: which.
+            most: chunks wanted, at most.
+
+        Returns:
+            Keys; those that were used last come first, and of those used about as late the ones
+            used most.
+
+        Raises:
+            OSError: nobody knows.
+        """
+        ...
+
+    def peek(self, name: Name) -> bytes:
+        """The header of a value, which does not count as a use of it; empty for none.
+
+        Args:
+            name: of the value.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         ...

@@ -73,6 +73,26 @@ def check(part: Part, parent: bytes) -> Status:
     return Status.OK
 
 
+def parent_of(header: bytes, name: Name) -> bytes | None:
+    """The key of the chunk before, as a header has it.
+
+    Args:
+        header: as a tier has it.
+        name: of the value.
+
+    Returns:
+        16 bytes, zeros for the first of a chain; None when it is no sound header of that value.
+    """
+    if len(header) != HEADER_BYTES:
+        return None
+    body = header[: _BODY.size]
+    (sealed,) = _HASH.unpack_from(header, _BODY.size)
+    magic, version, shard, fingerprint, key, before, _, _ = _BODY.unpack(body)
+    if (magic, version, sealed) != (MAGIC, VERSION, digest(body)):
+        return None
+    return bytes(before) if Name(fingerprint, key, shard) == name else None
+
+
 def digest(data: bytes | memoryview) -> int:
     """xxh3_64 of some bytes."""
     # As an object: in older releases of xxhash only this lets other threads run meanwhile.

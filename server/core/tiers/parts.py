@@ -15,6 +15,15 @@ MAX_PARTS = 512
 MAX_KEYS = 2048
 """Keys of one PROBE or DROP."""
 
+MAX_TEXT_BYTES = 32_768
+"""Of a namespace's description."""
+
+PAGE_CHUNKS = 512
+"""Chunks, or namespaces, of one answer of a tier that lists what it has."""
+
+MAX_LISTED = 262_144
+"""Chunks of one namespace that are listed: each takes some hundred bytes meanwhile."""
+
 PART_DTYPE = np.dtype(
     [
         ("key", "V16"),
@@ -30,6 +39,15 @@ PART_DTYPE = np.dtype(
 """One shard of one chunk: its key, its parent's key (zeros at a chain's start), the extent's id,
 the slot's offset in the extent file, payload and slot length in bytes, the shard, how often it was
 used."""
+
+
+class Listed(IntEnum):
+    """What a tier is asked to list."""
+
+    NAMESPACES = 0
+    NAMESPACE = 1
+    HOTTEST = 2
+    NEXT = 3
 
 
 class Status(IntEnum):

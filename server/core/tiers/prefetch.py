@@ -51,6 +51,7 @@ class Prefetch:
         why: why the rest does not come; None where no tier has it.
         waiter: the QUERY that is to be answered.
         timer: of its deadline.
+        is_patient: an engine waits for it.
     """
 
     session: Session
@@ -67,6 +68,7 @@ class Prefetch:
     why: Miss | None = None
     waiter: Waiter | None = None
     timer: int = 0
+    is_patient: bool = False
 
     @property
     def instance(self) -> Instance:
@@ -107,6 +109,8 @@ class Prefetch:
             # before it ended.
             if run.frontier or run.why is not None:
                 self.why = run.why
+            if run.spares and run.why is Miss.NO_ROOM:
+                self.begun = -1  # one of its own may evict
             self.advance(self)
 
     def finish(self, why: Miss | None) -> None:

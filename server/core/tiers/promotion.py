@@ -102,6 +102,7 @@ class Promotion:
             start=start,
             parent_key=parent_key,
             keys=keys[: MAX_KEYS * ID_BYTES],
+            spares=passenger.is_patient,
         )
         if start:
             node = owner.index.find(parent_key)
@@ -217,4 +218,4 @@ class Promotion:
 
 def _is_wanted(run: Run) -> bool:
     """Whether anything of it may still be published, and is of use to anybody."""
-    return not run.is_cleared and bool(run.owner.sessions)
+    return not run.is_cleared and run.owner.is_wanted

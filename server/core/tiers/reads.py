@@ -85,6 +85,7 @@ class Reads:
                 is_needed=is_full,
                 task=run.task,
                 tiers=run.tier.bit,
+                spares=run.spares,
             )
             self._reservations.begin(share)
             run.shares.append(share)
@@ -132,11 +133,11 @@ class Reads:
         if run.sent < min(run.count, end) and self._goes_on(run):
             self._read(run, min(run.count, end))
         else:
-            run.is_stopping = run.is_stopping or run.is_cleared or not run.owner.sessions
+            run.is_stopping = run.is_stopping or run.is_cleared or not run.owner.is_wanted
 
     def _goes_on(self, run: Run) -> bool:
         # Without engines its namespace may end at any moment, and nobody asks for it.
-        return not run.is_cleared and not run.is_stopping and bool(run.owner.sessions)
+        return not run.is_cleared and not run.is_stopping and run.owner.is_wanted
 
     def _cut(self, run: Run, end: int) -> None:
         """Leaves out chunks for which some shard has no slot."""

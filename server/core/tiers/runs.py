@@ -24,7 +24,13 @@ NOBODY = InstanceId(bytes(ID_BYTES))
 
 
 class Passenger(Protocol):
-    """Who waits for a run's chunks."""
+    """Who waits for a run's chunks.
+
+    Attributes:
+        is_patient: it asks ahead of need: nothing is evicted for what only such ones wait for.
+    """
+
+    is_patient: bool
 
     def moved(self, run: Run) -> bool:
         """More of it was published; returns whether this one goes on waiting for it."""
@@ -126,6 +132,7 @@ class Run:
         task: its work.
         anchor: node of the last published chunk, or of the one before the run: locked; or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
+        spares: it was begun ahead of need: nothing is evicted for it.
     """
 
     owner: Owner
@@ -149,6 +156,7 @@ class Run:
     task: Task | None = None
     anchor: int = ABSENT
     anchor_life: int = 0
+    spares: bool = False
 
     @property
     def num_chunks(self) -> int:

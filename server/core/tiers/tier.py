@@ -19,10 +19,20 @@ from numpy.typing import NDArray
 from protocol.ids import Fingerprint
 from server.core.clock import Timers
 from server.core.config import MIB, SECOND_NS, TierConfig
-from server.core.effects import JobId, TierDrop, TierGet, TierHealth, TierId, TierProbe, TierPut
+from server.core.effects import (
+    JobId,
+    TierDrop,
+    TierGet,
+    TierHealth,
+    TierId,
+    TierKeep,
+    TierList,
+    TierProbe,
+    TierPut,
+)
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import Breaker
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Listed, Status
 
 STALL_NS = 2 * SECOND_NS
 """A tier that answers nothing for so long while a read has been under way for so long hangs."""
@@ -39,6 +49,9 @@ JOB_BYTES = 32 * MIB
 MAX_DROPS = 64
 """DROPs under way."""
 
+MAX_KNOWN = 4096
+"""Namespaces of which it is known that a tier was told what they are; the next one begins anew."""
+
 Over = Callable[[bytes | None, int], None]
 """Told the statuses, None for an error of the whole, and a probe's count."""
 
@@ -54,7 +67,7 @@ class Job:
         begun_ns: when it was sent, 0 before.
     """
 
-    effect: TierProbe | TierGet | TierPut | TierDrop | TierHealth
+    effect: TierProbe | TierGet | TierPut | TierDrop | TierHealth | TierKeep | TierList
     over: Over
     num_bytes: int = 0
     begun_ns: int = 0
@@ -89,6 +102,7 @@ class Tier:
         breaker: whether it is left alone.
         is_up: whether its porter runs and has opened it.
         flying: what its porter has, by job.
+        told: namespaces whose description its porter was told since it came.
         stranded: reads and writes of porters that were killed and do not die, by life.
         used_bytes: as it last said, advisory.
         capacity_bytes: likewise, 0 for unknown.
@@ -122,6 +136,7 @@ class Tier:
         self.breaker = Breaker(timers, self._check, self._switched)
         self.is_up = False
         self.flying: dict[JobId, Job] = {}
+        self.told: set[Fingerprint] = set()
         self.stranded: dict[int, list[Job]] = {}
         self.used_bytes = 0
         self.capacity_bytes = 0
@@ -174,11 +189,31 @@ class Tier:
 
     def drop(self, fingerprint: Fingerprint, keys: bytes, shards: int, over: Over) -> None:
         """Has chunks forgotten, all of the namespace without keys."""
+        if not keys:
+            self.told.discard(fingerprint)
         flying = sum(isinstance(job.effect, TierDrop) for job in self.flying.values())
         if not self.is_open or flying >= MAX_DROPS:
             over(None, 0)
             return
         self._send(Job(TierDrop(self.number, self._job(), fingerprint, keys, shards), over))
+
+    def keep(self, fingerprint: Fingerprint, text: bytes) -> None:
+        """Tells what a namespace is, ahead of the first write of it; tried once."""
+        if self.is_open and fingerprint not in self.told:
+            if len(self.told) >= MAX_KNOWN:
+                self.told.clear()
+            self.told.add(fingerprint)
+            effect = TierKeep(self.number, self._job(), fingerprint, text)
+            self._send(Job(effect, lambda statuses, count: None))
+
+    def list_there(
+        self, what: Listed, fingerprint: Fingerprint, over: Over, shard: int = 0, most: int = 0
+    ) -> None:
+        """Asks what is there."""
+        if not self.is_open:
+            over(None, 0)
+            return
+        self._send(Job(TierList(self.number, self._job(), what, fingerprint, shard, most), over))
 
     def cancel_puts(self, fingerprint: Fingerprint) -> None:
         """Ends a namespace's writes that still wait for their turn."""
@@ -264,7 +299,8 @@ class Tier:
                 statuses = bytes([Status.ERROR]) * len(job.effect.parts)
             self._count(job, job.effect, statuses)
             self.breaker.note(statuses.count(Status.ERROR) < len(statuses))
-        else:
+        elif not isinstance(job.effect, TierKeep | TierList):
+            # What it can neither list nor remember says nothing of how it reads and writes.
             self.breaker.note(statuses is not None)
             self.count("errors", statuses is None)
         job.over(statuses, count)
@@ -300,6 +336,7 @@ class Tier:
         """Its porter runs and has opened it."""
         self.used_bytes, self.capacity_bytes = used_bytes, capacity_bytes
         self.is_up = True
+        self.told.clear()
         self.breaker.ready()
         if self.is_open:
             self.changed(self)

@@ -13,13 +13,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from protocol import codec
 from protocol.ids import Fingerprint
 from server.core.clock import Timers
 from server.core.config import CoreConfig
 from server.core.effects import JobId, TierId
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import MAX_TEXT_BYTES, Listed, Status
 from server.core.tiers.tier import Tier
 
 PUT_SHARE = 4
@@ -128,6 +129,10 @@ class Tiers:
         if self.is_barred(tier, owner.fingerprint):
             ended(failed)
             return
+        if owner.fingerprint not in tier.told:
+            text = codec.bytes_from_struct(owner.namespace)
+            if len(text) <= MAX_TEXT_BYTES:
+                tier.keep(owner.fingerprint, text)
         tier.put(owner.fingerprint, parts, num_bytes, lambda statuses, _: ended(statuses or failed))
 
     def drop(
@@ -148,6 +153,27 @@ class Tiers:
             ended: told whether they are; maybe before this returns.
         """
         tier.drop(fingerprint, keys, shards, lambda statuses, _: ended(statuses is not None))
+
+    def list_there(
+        self,
+        tier: Tier,
+        what: Listed,
+        fingerprint: Fingerprint,
+        ended: Callable[[bytes | None], None],
+        shard: int = 0,
+        most: int = 0,
+    ) -> None:
+        """Asks a tier what it has.
+
+        Args:
+            tier: which.
+            what: see ``server.core.effects.TierList``, as for the rest.
+            fingerprint: of the namespace, or zeros.
+            ended: told what is listed, None where it cannot; maybe before this returns.
+            shard: the part that stands for a chunk.
+            most: chunks wanted.
+        """
+        tier.list_there(what, fingerprint, lambda listed, _: ended(listed), shard, most)
 
     def has_room(self, tier: Tier, is_put: bool = False) -> bool:
         """Whether one more read, or write of ``job_bytes``, would be sent at once."""
@@ -190,7 +216,7 @@ class Tiers:
                 return
 
     def done(self, job: JobId, statuses: bytes | None) -> None:
-        """TierGet, TierPut or TierDrop was answered, None for an error."""
+        """What is neither a probe nor a check-up was answered, None for an error."""
         for tier in self.tiers:
             if job in tier.flying:
                 tier.done(job, statuses)

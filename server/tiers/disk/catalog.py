@@ -117,7 +117,7 @@ class Catalog:
                 answers += [self._place(name) is not None for name in names[at : at + _HELD_NAMES]]
         return answers
 
-    def pin(self, name: bytes) -> Place | None:
+    def pin(self, name: bytes, is_use: bool = True) -> Place | None:
         """Finds a value, marks it used, and keeps its slot until ``unpin``."""
         with self.lock:
             place = self._place(name)
@@ -125,8 +125,33 @@ class Catalog:
                 segment, slot = place
                 segment.pins[slot] = segment.pins.get(slot, 0) + 1
                 segment.busy += 1
-                self._use(place, int(segment.uses[slot]) + 1)
+                if is_use:
+                    self._use(place, int(segment.uses[slot]) + 1)
             return place
+
+    def hottest(self, prefix: bytes, suffix: bytes, most: int) -> list[bytes]:
+        """Names of values, those used last first, and inside a span of ages those used most.
+
+        Args:
+            prefix: what a name begins with.
+            suffix: what it ends with.
+            most: names wanted, at most.
+        """
+        begin, end = (np.frombuffer(one, np.uint8) for one in (prefix, suffix))
+        found = [np.zeros((0, NAME_BYTES), np.uint8)]
+        stamps, uses = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
+        for segment in list(self.segments.values()):
+            with self.lock:
+                names = np.frombuffer(segment.names, np.uint8).reshape(-1, NAME_BYTES)
+                is_its = (names[:, : len(begin)] == begin).all(axis=1)
+                is_its &= (names[:, NAME_BYTES - len(end) :] == end).all(axis=1)
+                slots = np.flatnonzero(is_its & (segment.states == State.USED))
+                found.append(names[slots])
+                stamps.append(segment.stamps[slots])
+                uses.append(segment.uses[slots])
+        when = np.concatenate(stamps)
+        order = np.lexsort((when, np.concatenate(uses), when // np.uint64(self._span)))
+        return [name.tobytes() for name in np.concatenate(found)[order[::-1][:most]]]
 
     def unpin(self, place: Place) -> None:
         """Ends what ``pin`` began."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from server.tiers.disk.files import Files
@@ -35,6 +35,7 @@ _VALUE = re.compile(r"[0-9a-f]{32}-[0-9]{1,10}")
 _SOON_S = 1.0
 _STOP_S = 2.0
 _CLEARING_S = 1.0
+_LIST_S = 4.0
 _BLOCK = 512
 
 
@@ -138,6 +139,39 @@ class Keeper:
         with self._lock:
             if len(self._candidates) < MAX_CANDIDATES:
                 self._candidates.append(Candidate(used_ns, path, size_bytes))
+
+    def latest(self, fingerprint: bytes, shard: int, most: int) -> list[bytes]:
+        """Keys of the values of one shard of a namespace, those used last first.
+
+        Args:
+            fingerprint: 16 bytes.
+            shard: which.
+            most: keys wanted, at most.
+
+        Returns:
+            Those found within some seconds, for somebody waits: not all of a very large folder.
+        """
+        folder, suffix = os.path.join(self._folder, fingerprint.hex()), f"-{shard}"
+        found = nlargest(most, self._used(folder, suffix, time.monotonic() + _LIST_S))
+        return [bytes.fromhex(name[: -len(suffix)]) for _, name in found]
+
+    def _used(self, folder: str, suffix: str, end_s: float) -> Iterator[tuple[int, str]]:
+        for fan in self._names(folder):
+            if time.monotonic() > end_s:
+                return
+            for name in self._names(os.path.join(folder, fan)) if _FAN.fullmatch(fan) else ():
+                if name.endswith(suffix) and _VALUE.fullmatch(name):
+                    try:
+                        path = os.path.join(folder, fan, name)
+                        yield self._files.stat(path).st_mtime_ns, name
+                    except OSError:
+                        pass  # another server removed it
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return self._files.names(folder)
+        except OSError:
+            return []
 
     def cleared(self) -> None:
         """Has folders removed that were renamed to ``CLEARED`` and something."""

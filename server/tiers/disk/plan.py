@@ -40,6 +40,7 @@ class Plan:
         max_values: how many the index has room for.
         age_bytes: of values used until the next span of ages begins.
         tail_bytes: for what the index does not know yet; of what is left for folders and the like.
+        described_bytes: for what namespaces are, of the same.
     """
 
     size_bytes: int
@@ -49,6 +50,7 @@ class Plan:
     max_values: int
     age_bytes: int
     tail_bytes: int
+    described_bytes: int
 
 
 def divide(size_bytes: int) -> Plan:
@@ -70,4 +72,5 @@ def divide(size_bytes: int) -> Plan:
         max_values=(index_bytes - MIB // 4) // ENTRY_ROOM_BYTES,
         age_bytes=max(1, data_bytes // AGES),
         tail_bytes=min(extra_bytes // 2, MOST_TAIL_BYTES),
+        described_bytes=min(extra_bytes // 4, MIB),
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from server.core.tiers.parts import Status
+from server.tiers.disk.described import Described
 from server.tiers.disk.files import (
     BLOCK_BYTES,
     Files,
@@ -30,6 +31,9 @@ from server.tiers.interface import HEADER_BYTES, Health, Name, Part, TierError
 TOUCH_S = 60.0
 """A file's time is set anew when it is older: a shared folder is not asked at each use."""
 
+DESCRIBED_BYTES = 1 << 17
+"""For what namespaces are; of what the keeper leaves for folders."""
+
 _FIRST_WALK_S = 2.0
 """How long the start waits for the count; until there is one nothing is written."""
 
@@ -39,7 +43,7 @@ _STEP_NS = 1_000
 
 
 class SharedTier:
-    """One shared folder. Implements ``server.tiers.interface.Tier``."""
+    """One shared folder. Implements ``server.tiers.interface``'s ``Tier`` and ``Lister``."""
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class SharedTier:
         self._touch_ns = int(touch_s * _NS)
         self._troubles = Troubles(name)
         self._headers = HeaderBlocks()
+        self._described = Described(self._files, folder, DESCRIBED_BYTES)
         self._token = os.urandom(6).hex()
         self._numbers = count()
         try:
@@ -100,6 +105,7 @@ class SharedTier:
 
     def clear(self, fingerprint: bytes) -> None:
         """See ``Tier``: gone by one rename; the files are removed behind it."""
+        self._described.forget(fingerprint)
         target = f"{CLEARED}{self._token}{next(self._numbers)}"
         try:
             self._files.rename(
@@ -137,6 +143,36 @@ class SharedTier:
     def close(self) -> None:
         """See ``Tier``."""
         self._keeper.stop()
+
+    # --- what it has ----------------------------------------------------------------------
+
+    def keep_namespace(self, fingerprint: bytes, text: bytes) -> None:
+        """See ``Lister``."""
+        self._described.keep(fingerprint, text)
+
+    def namespaces(self) -> list[bytes]:
+        """See ``Lister``."""
+        return self._described.all()
+
+    def namespace(self, fingerprint: bytes) -> bytes:
+        """See ``Lister``."""
+        return self._described.text(fingerprint)
+
+    def hottest(self, fingerprint: bytes, shard: int, most: int) -> list[bytes]:
+        """See ``Lister``: by the files' times, for nobody counts their uses."""
+        return self._keeper.latest(fingerprint, shard, most)
+
+    def peek(self, name: Name) -> bytes:
+        """See ``Lister``."""
+        try:
+            fd, _ = open_direct(self._files, self._path(name), os.O_RDONLY)
+        except FileNotFoundError:
+            return b""
+        try:
+            read = read_all(self._files, fd, [self._headers.block], 0)
+        finally:
+            self._files.close(fd)
+        return bytes(self._headers.block[:HEADER_BYTES]) if read == BLOCK_BYTES else b""
 
     @property
     def troubles(self) -> Troubles:

@@ -18,6 +18,7 @@ from struct import Struct
 
 from server.core.tiers.parts import Status
 from server.tiers.disk.catalog import Place
+from server.tiers.disk.described import Described
 from server.tiers.disk.files import (
     BLOCK_BYTES,
     Files,
@@ -40,7 +41,7 @@ _NAME = Struct(">16s16sI")
 
 
 class SlabTier:
-    """One folder of segments. Implements ``server.tiers.interface.Tier``."""
+    """One folder of segments. Implements ``server.tiers.interface``'s ``Tier`` and ``Lister``."""
 
     def __init__(self, folder: str, size_bytes: int, name: str, files: Files | None = None) -> None:
         """Opens the folder, or makes it.
@@ -59,6 +60,7 @@ class SlabTier:
         self._plan = divide(size_bytes)
         self._troubles = Troubles(name)
         self._headers = HeaderBlocks()
+        self._described = Described(self._files, folder, self._plan.described_bytes)
         self._state = threading.Condition()
         self._inside = 0
         self._look_s = 0.0
@@ -102,6 +104,7 @@ class SlabTier:
         """See ``Tier``. When it returns the index on the disk says so, too."""
         with self._entered() as store:
             if store is not None:
+                self._described.forget(fingerprint)
                 store.catalog.clear(fingerprint)
                 store.journal.flush()
 
@@ -130,6 +133,46 @@ class SlabTier:
     def close(self) -> None:
         """See ``Tier``. What was put is in the index afterwards."""
         self._leave()
+
+    # --- what it has ----------------------------------------------------------------------
+
+    def keep_namespace(self, fingerprint: bytes, text: bytes) -> None:
+        """See ``Lister``."""
+        with self._entered() as store:
+            if store is not None and self._is_there(store):
+                self._described.keep(fingerprint, text)
+
+    def namespaces(self) -> list[bytes]:
+        """See ``Lister``."""
+        return self._described.all()
+
+    def namespace(self, fingerprint: bytes) -> bytes:
+        """See ``Lister``."""
+        return self._described.text(fingerprint)
+
+    def hottest(self, fingerprint: bytes, shard: int, most: int) -> list[bytes]:
+        """See ``Lister``."""
+        suffix = _NAME.pack(bytes(16), bytes(16), shard)[32:]
+        with self._entered() as store:
+            names = store.catalog.hottest(fingerprint, suffix, most) if store is not None else []
+        return [name[16:32] for name in names]
+
+    def peek(self, name: Name) -> bytes:
+        """See ``Lister``."""
+        packed = _NAME.pack(*name)
+        with self._entered() as store:
+            place = store.catalog.pin(packed, is_use=False) if store is not None else None
+            if store is None or place is None:
+                return b""
+            segment, slot = place
+            block = self._headers.block
+            try:
+                read = read_all(self._files, segment.fd, [block], segment.offset(slot))
+            finally:
+                store.catalog.unpin(place)
+            if read < BLOCK_BYTES or not self._headers.names(packed):
+                return b""
+            return bytes(block[:HEADER_BYTES])
 
     @property
     def troubles(self) -> Troubles:

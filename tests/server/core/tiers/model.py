@@ -12,13 +12,13 @@ from typing import Any
 
 from server.core import effects as fx
 from server.core.config import CoreConfig, TierConfig
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Listed, Status
 from tests.server.core.world import World, config
 
 Name = tuple[bytes, bytes, int]
 """Fingerprint, key, shard."""
 
-Job = fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth
+Job = fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth | fx.TierList
 NO_PARENT = bytes(16)
 
 
@@ -34,6 +34,34 @@ class ModelTier:
     #: Fails every command, as a whole.
     fails: bool = False
     is_up: bool = False
+    #: Descriptions by fingerprint; None for a tier that cannot list.
+    described: dict[bytes, bytes] | None = field(default_factory=dict)
+    #: Parent of each chunk that was ever written, by fingerprint and key; the first goes first.
+    parents: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
+    #: Chunks of a page, and pairs still to be told by fingerprint.
+    page: int = 3
+    lists: dict[bytes, tuple[int, list[bytes]]] = field(default_factory=dict)
+
+    def listed(self, job: fx.TierList) -> bytes | None:
+        """What a TierList is answered with."""
+        name = job.fingerprint
+        if self.fails or self.described is None:
+            return None
+        if job.what is Listed.NAMESPACES:
+            return b"".join(self.described)
+        if job.what is Listed.NAMESPACE:
+            return self.described.get(name, b"")
+        if job.what is Listed.HOTTEST:
+            pairs = [
+                key + parent
+                for (space, key), parent in self.parents.items()
+                if space == name and (name, key, job.shard) in self.store
+            ]
+            self.lists[name] = (len(pairs[: job.most]), pairs[: job.most])
+        total, left = self.lists.get(name, (0, []))
+        self.lists[name] = (total, left[self.page :])
+        head = total.to_bytes(4, "little") + bool(left[self.page :]).to_bytes(4, "little")
+        return head + b"".join(left[: self.page])
 
 
 def tiered(*tiers: TierConfig, extents: int = 8, slots: int = 8, **fields: Any) -> CoreConfig:
@@ -51,6 +79,8 @@ class TierWorld(World):
         self.stuck_jobs: dict[tuple[int, int], list[Job]] = {}
         for kind in (fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop, fx.TierHealth):
             self._acts[kind] = self._asked
+        self._acts[fx.TierList] = self._asked
+        self._acts[fx.TierKeep] = self._kept
 
     def up(self, number: int = 0) -> None:
         """A porter starts."""
@@ -112,6 +142,15 @@ class TierWorld(World):
         if self.auto_tiers:
             self.answer(job.job)
 
+    def _kept(self, job: fx.TierKeep) -> None:
+        tier = self.tiers[job.tier]
+        assert tier.is_up, "a porter that is down is asked"
+        for drop in self.flying(job.tier, fx.TierDrop):
+            assert drop.keys or drop.fingerprint != job.fingerprint
+        if tier.described is not None and not tier.fails:
+            tier.described[job.fingerprint] = job.text
+        self.core.tier_done(job.job, b"", self.now_ns)
+
     def _check_order(self, put: fx.TierPut) -> None:
         tier = self.tiers[put.tier]
         for drop in self.flying(put.tier, fx.TierDrop):
@@ -159,12 +198,17 @@ class TierWorld(World):
             self.core.tier_health(job_id, tier.is_well, len(tier.store), 0, self.now_ns)
         elif isinstance(job, fx.TierProbe):
             self.core.tier_probed(job_id, None if tier.fails else self.probe(job), self.now_ns)
+        elif isinstance(job, fx.TierList):
+            self.core.tier_done(job_id, tier.listed(job), self.now_ns)
         elif isinstance(job, fx.TierPut):
             self.check_put(job)
             status = Status.ERROR if tier.fails else tier.put_status
             if status is Status.OK:
                 tier.store |= set(self.names(job))
                 tier.had |= set(self.names(job))
+                for row in job.parts:
+                    pair = (bytes(job.fingerprint), bytes(row["key"]))
+                    tier.parents.setdefault(pair, bytes(row["parent"]))
             self.core.tier_done(job_id, bytes([status]) * len(job.parts), self.now_ns)
         else:
             assert isinstance(job, fx.TierDrop), "nobody reads in this world"
@@ -189,6 +233,8 @@ class TierWorld(World):
         if tier.fails:
             return
         keys = {job.keys[at : at + 16] for at in range(0, len(job.keys), 16)}
+        if not keys and tier.described is not None:
+            tier.described.pop(job.fingerprint, None)
         tier.store = {
             name
             for name in tier.store

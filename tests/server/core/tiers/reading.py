@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol import codec
 from protocol import messages as m
 from protocol.namespace import fingerprint
 from server.core import effects as fx
@@ -16,7 +17,7 @@ from server.core.config import CoreConfig, TierConfig
 from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
 from tests.server.core.spaces import SPACES
-from tests.server.core.tiers.model import Name, TierWorld, tiered
+from tests.server.core.tiers.model import NO_PARENT, Name, TierWorld, tiered
 from tests.server.core.world import PAGE, Engine, namespace
 
 
@@ -139,9 +140,14 @@ class ReadWorld(TierWorld):
 
     def give(self, number: int, engine: Engine, keys: list[bytes]) -> None:
         """Puts all parts of chunks into a tier, as another server would."""
-        names = self.names_of(engine, keys)
-        self.tiers[number].store |= names
-        self.tiers[number].had |= names
+        names, tier = self.names_of(engine, keys), self.tiers[number]
+        tier.store |= names
+        tier.had |= names
+        space = fingerprint(engine.space)
+        if tier.described is not None:
+            tier.described[space] = codec.bytes_from_struct(engine.space)
+        for key, parent in zip(keys, [NO_PARENT, *keys], strict=False):
+            tier.parents.setdefault((space, key), parent)
 
     def names_of(self, engine: Engine, keys: list[bytes]) -> set[Name]:
         space = engine.space
