@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "server.cli.launch",
     "simulate": "server.cli.simulate",
     "stats": "server.cli.stats",
+    "warm": "server.cli.warm",
 }
 
 

@@ -120,6 +120,7 @@ class Warm:
         num_chunks: those loaded.
         num_bytes: the same.
         missed: those that did not come.
+        is_full: L1 has no room for more.
         is_over: nothing more comes.
         why: why, once it is over.
         trouble: what went wrong last, or empty.
@@ -137,6 +138,7 @@ class Warm:
     num_chunks: int = 0
     num_bytes: int = 0
     missed: int = 0
+    is_full: bool = False
     is_over: bool = False
     why: str = ""
     trouble: str = ""

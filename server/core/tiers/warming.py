@@ -248,8 +248,8 @@ class Warming:
 
     def _load(self, job: Warm, source: Source) -> Steps:
         """Loads what was listed of a source, as far as it can be had."""
-        while not job.is_over and (source.waiting or job.rides):
-            if not source.waiting or len(job.rides) >= RIDES:
+        while not job.is_over and (job.rides or (source.waiting and not job.is_full)):
+            if job.rides and (job.is_full or not source.waiting or len(job.rides) >= RIDES):
                 yield WAIT
                 continue
             segment = source.waiting.popleft()
@@ -263,6 +263,8 @@ class Warming:
                     continue
                 job.missed += segment.num_chunks
             yield MORE
+        if job.is_full:
+            self.cancel(job, "L1 is full")
 
     def _begin(self, job: Warm, source: Source, segment: Segment) -> bool:
         """Begins to load a segment; False if that cannot be before something else came."""
@@ -313,7 +315,7 @@ class Warming:
         job.rides.pop(ride, None)
         rest = ride.segment.after(ride.count)
         if rest.num_chunks and run.why is Miss.NO_ROOM:
-            self.cancel(job, "L1 is full")
+            job.is_full = True  # what others on their way have slots for still comes
         elif rest.num_chunks and ride.count and not source.is_cleared:
             source.waiting.appendleft(rest)
         else:

@@ -1,0 +1,233 @@
+"""``warm``: has a running server load what its lower tiers have, before engines ask for it.
+
+Must not know: how a server loads, or how it is asked. Runs in: the process of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from protocol.messages import Body, WarmStatusReply
+    from server.asking import Asker
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_NOTHING = 3
+EXIT_INTERRUPTED = 130
+
+LIMIT_S = 5.0
+LOOK_S = 0.2
+WAIT_S = 10.0
+
+FINGERPRINT_DIGITS = 32
+
+
+@click.command(name="warm")
+@click.option(
+    "--endpoint",
+    "--server",
+    "endpoint",
+    metavar="URL",
+    help="The server's endpoint, as its start-up line names it.  [default: as for launch]",
+)
+@click.option(
+    "--namespace",
+    metavar="FINGERPRINT",
+    help="Load one namespace only, by its 32 hex digits.  [default: all]",
+)
+@click.option(
+    "--bytes", "size", metavar="SIZE", help="Load at most so much, e.g. 20G.  [default: what fits]"
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0, 86_400),
+    default=WAIT_S,
+    show_default=True,
+    help="How long to wait for a server whose tiers can be read.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
+def command(
+    endpoint: str | None, namespace: str | None, size: str | None, wait_s: float, as_json: bool
+) -> None:
+    """Load the hottest chunks of the lower tiers into L1 before traffic comes.
+
+    Nothing is evicted for them: it ends when all is there, or L1 or --bytes is full. Ctrl-C ends
+    it; what was loaded stays. The exit code is 0 when it ran to its end, 1 when no server answers
+    or the server ended it, 3 when no tier lists anything.
+    """
+    from protocol.errors import ConfigError
+    from server import config, sizes
+
+    try:
+        settings = config.read({"endpoint": endpoint}, os.environ)
+        max_bytes = sizes.parse_size("bytes", size) if size is not None else 0
+        fingerprint = _fingerprint(namespace)
+    except ConfigError as error:
+        click.echo(f"kvkeep: {error}", err=True)
+        raise SystemExit(EXIT_CONFIG) from None
+    side_path = settings.endpoint.side_path(settings.runtime_dir)
+    raise SystemExit(
+        _run(side_path, settings.endpoint.url, fingerprint, max_bytes, wait_s, as_json)
+    )
+
+
+def _fingerprint(text: str | None) -> bytes:
+    from server.sizes import invalid
+
+    if text is None:
+        return b""
+    try:
+        if len(text) == FINGERPRINT_DIGITS:
+            return bytes.fromhex(text)
+    except ValueError:
+        pass
+    raise invalid("namespace", text, "the 32 hex digits of a fingerprint")
+
+
+def _run(
+    side_path: str, url: str, fingerprint: bytes, max_bytes: int, wait_s: float, as_json: bool
+) -> int:
+    from protocol.errors import RETRYABLE, KvkeepError
+    from protocol.messages import Warm
+    from server import asking
+
+    body = Warm(fingerprint=fingerprint, max_bytes=max_bytes)
+    give_up_s = time.monotonic() + wait_s
+    while True:
+        try:
+            with asking.connected(side_path, LIMIT_S, "warm") as asker:
+                return _warm(asker, body, as_json)
+        except (KvkeepError, OSError) as error:
+            may_come = isinstance(error, OSError) or error.code in RETRYABLE
+            if may_come and time.monotonic() < give_up_s:
+                time.sleep(LOOK_S)
+                continue
+            why = asking.reason(error, side_path)
+            click.echo(f"kvkeep: not warmed, {url}: {why}", err=True)
+            return EXIT_FAILED
+
+
+def _warm(asker: Asker, body: Any, as_json: bool) -> int:
+    from protocol.messages import WarmReply
+
+    begun = asker.ask(body, LIMIT_S)
+    if not isinstance(begun, WarmReply):
+        raise _nonsense(begun)
+    start_s = time.monotonic()
+    try:
+        with _bar() if not as_json else nullcontext(_nothing) as show:
+            status = _watch(asker, begun.warm, show)
+        code = EXIT_NOTHING if not status.listed else 0
+    except KeyboardInterrupt:
+        status, code = _cancel(asker, begun.warm), EXIT_INTERRUPTED
+    _tell(status, time.monotonic() - start_s, as_json)
+    return code
+
+
+def _watch(asker: Asker, number: int, show: Callable[[WarmStatusReply], None]) -> WarmStatusReply:
+    """Waits for the end."""
+    from protocol.messages import WarmStatus
+
+    pause_s = LOOK_S / 20
+    while True:
+        status = _status(asker.ask(WarmStatus(warm=number), LIMIT_S))
+        show(status)
+        if status.final:
+            return status
+        time.sleep(pause_s)
+        pause_s = min(LOOK_S, 2 * pause_s)
+
+
+def _cancel(asker: Asker, number: int) -> WarmStatusReply:
+    from protocol.messages import WarmCancel
+
+    return _status(asker.ask(WarmCancel(warm=number), LIMIT_S))
+
+
+def _status(body: Body) -> WarmStatusReply:
+    from protocol.messages import WarmStatusReply
+
+    if not isinstance(body, WarmStatusReply):
+        raise _nonsense(body)
+    return body
+
+
+def _nonsense(body: Body) -> Exception:
+    from protocol.errors import ErrorCode, ReplyMalformedError
+
+    return ReplyMalformedError(ErrorCode.MALFORMED, f"{type(body).__name__} came as the answer")
+
+
+def _nothing(status: WarmStatusReply) -> None:
+    """Shows nothing."""
+
+
+class _Bar:
+    """A progress bar on stderr, where that is a terminal."""
+
+    def __enter__(self) -> Callable[[WarmStatusReply], None]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("warming"),
+            BarColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("warming", total=None, told="")
+        self._progress.start()
+        return self._show
+
+    def _show(self, status: WarmStatusReply) -> None:
+        from server.sizes import format_size
+
+        self._progress.update(
+            self._task,
+            total=status.listed or None,
+            completed=status.held + status.loaded + status.missed,
+            told=f"{status.loaded} of {status.listed} chunks, {format_size(status.loaded_bytes)}",
+        )
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+
+def _bar() -> _Bar:
+    return _Bar()
+
+
+def _tell(status: WarmStatusReply, seconds: float, as_json: bool) -> None:
+    from server.sizes import format_size
+
+    if as_json:
+        told = {
+            "chunks": status.loaded,
+            "bytes": status.loaded_bytes,
+            "held": status.held,
+            "listed": status.listed,
+            "missed": status.missed,
+            "seconds": round(seconds, 3),
+            "reason": status.reason,
+        }
+        click.echo(json.dumps(told))
+        return
+    held = f", {status.held} were there" if status.held else ""
+    click.echo(
+        f"warmed {status.loaded} chunks ({format_size(status.loaded_bytes)}) in {seconds:.1f} s"
+        f"{held}: {status.reason}"
+    )
