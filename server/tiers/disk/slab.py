@@ -139,7 +139,7 @@ class SlabTier:
     def keep_namespace(self, fingerprint: bytes, text: bytes) -> None:
         """See ``Lister``."""
         with self._entered() as store:
-            if store is not None and self._is_there(store):
+            if store is not None and store.hold.is_held():
                 self._described.keep(fingerprint, text)
 
     def namespaces(self) -> list[bytes]:

@@ -77,3 +77,16 @@ def test_an_empty_payload_is_a_value() -> None:
     empty = part(payload_bytes=0)
     values.seal(empty, PARENT)
     assert values.check(empty, PARENT) == Status.OK
+
+
+def test_the_parent_is_told_of_a_sound_header_of_that_value_only() -> None:
+    header = bytes(sealed().header)
+    assert values.parent_of(header, NAME) == PARENT
+    assert values.parent_of(header, NAME._replace(shard=4)) is None
+    assert values.parent_of(header, NAME._replace(key=bytes(16))) is None
+    assert values.parent_of(b"", NAME) is None
+    assert values.parent_of(bytes(HEADER_BYTES), NAME) is None
+    for at in range(HEADER_BYTES):
+        torn = bytearray(header)
+        torn[at] ^= 1
+        assert values.parent_of(bytes(torn), NAME) is None

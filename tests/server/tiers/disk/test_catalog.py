@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import numpy as np
 from hypothesis import strategies as st
@@ -300,3 +301,31 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+
+
+def test_the_hottest_are_those_used_last_and_in_a_span_those_used_most() -> None:
+    rng = Random(3)
+    catalog = Catalog(age_bytes=10 * SLOT, max_values=1000, note=lambda name, entry: None)
+    catalog.add(segment(1, 64))
+    names = [b"f" * 16 + bytes([number]) * 16 + bytes(4) for number in range(40)]
+    for name in names:
+        place = catalog.take(SLOT)
+        assert place is not None
+        catalog.publish(name, place, heat=rng.randrange(5))
+    wanted = sorted(
+        (
+            (
+                int(one.segment.stamps[one.slot]) // (10 * SLOT),
+                int(one.segment.uses[one.slot]),
+                int(one.segment.stamps[one.slot]),
+                name,
+            )
+            for name in names
+            if (one := catalog.pin(name, is_use=False)) is not None
+        ),
+        reverse=True,
+    )
+    assert catalog.hottest(b"f" * 16, bytes(4), 40) == [name for *_, name in wanted]
+    assert catalog.hottest(b"f" * 16, bytes(4), 3) == [name for *_, name in wanted[:3]]
+    assert catalog.hottest(b"g" * 16, bytes(4), 40) == []
+    assert catalog.hottest(b"f" * 16, b"\0\0\0\1", 40) == []

@@ -254,3 +254,28 @@ def test_servers_that_write_and_delete_at_once(opened: Open, tmp_path: Path) -> 
         thread.join(60.0)
     assert wrong == []
     assert disk_use(tmp_path / "l2") > ROOM
+
+
+def test_it_lists_what_anybody_used_last(opened: Open) -> None:
+    here, there = opened(), opened()
+    for number in range(5):
+        put(here, number)
+        time.sleep(0.002)
+    assert there.hottest(FINGERPRINT, 0, 100) == [name_of(n).key for n in reversed(range(5))]
+    assert there.hottest(FINGERPRINT, 1, 100) == []
+    assert there.hottest(OTHER, 0, 100) == []
+    assert get(here, 1) is Status.OK
+    assert there.hottest(FINGERPRINT, 0, 1) == [name_of(1).key]
+    assert there.peek(name_of(3)) == bytes(filled(3).header)
+    assert there.peek(name_of(77)) == b""
+
+
+def test_what_namespaces_are_is_shared_and_goes_with_them(opened: Open, tmp_path: Path) -> None:
+    here, there = opened(), opened()
+    here.keep_namespace(FINGERPRINT, b"one")
+    put(here, 1)
+    assert there.namespaces() == [FINGERPRINT]
+    assert there.namespace(FINGERPRINT) == b"one"
+    there.clear(FINGERPRINT)
+    assert here.namespaces() == []
+    assert here.namespace(FINGERPRINT) == b""
