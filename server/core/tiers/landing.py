@@ -138,7 +138,10 @@ class Landing:
         """The chunks before ``good`` are published; the last of them is locked now."""
         if good <= run.frontier or run.tier is None:
             return
-        run.tier.count("warmed_chunks" if run.spares else "hit_chunks", good - run.frontier)
+        if run.spares:
+            run.tier.count("warmed_chunks", good - run.frontier)
+        else:
+            run.tier.count("hit_chunks", good - run.frontier)
         run.frontier = good
         node = run.index.find(run.keys[(good - 1) * ID_BYTES : good * ID_BYTES])
         unlock(run)
