@@ -25,9 +25,9 @@ import numpy as np
 
 from protocol.messages import EndSession, LookupReply, QueryPrefetchStatus, Released
 from tests.tiers.leaflru import LeafLru
-from tests.tiers.rig import counters
+from tests.tiers.rig import UP_S, counters, num_up
 from tests.wire.client import Engine, make_namespace
-from tests.wire.process import ServerProcess
+from tests.wire.process import ServerProcess, wait_until
 
 BLOCK_TOKENS: Final = 64
 PAGE_BYTES: Final = 4096
@@ -168,7 +168,9 @@ def launch(
     """A server whose L1 is a quarter of all blocks."""
     l1_bytes = l1_extents(asked) * EXTENT_BYTES
     sizes = ("--l1-size", str(l1_bytes), "--extent-size", str(EXTENT_BYTES))
-    return ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
+    server = ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
+    assert wait_until(lambda: num_up(server) == more.count("--l2"), UP_S, 0.02), server.log()
+    return server
 
 
 @click.command()
