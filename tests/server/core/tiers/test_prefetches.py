@@ -114,6 +114,8 @@ def test_what_ends_a_request_ends_its_wait() -> None:
         assert (reply.ready, reply.final, reply.lease) == (0, True, b"")
         stats = world.core.stats()
         assert stats["leases"] == 0
+        for run in world.core._state.promotion.runs:
+            assert not any(one.is_final for one in run.passengers)  # type: ignore[attr-defined]
         assert stats["miss_chunks_deadline"] == 3
         # The run goes on, and is the next request's.
         world.settle()

@@ -161,6 +161,20 @@ def test_a_chain_longer_than_l1_keeps_its_own_beginning() -> None:
     assert (reply.ready, reply.final) == (4, True)
 
 
+def test_what_it_published_is_not_evicted_for_what_follows() -> None:
+    narrow = TierConfig("t", policy=Policy.NONE, window_bytes=PIECE)
+    world, engine = world_of(
+        narrow, extents=1, slots=4, auto_tiers=False, promote_piece_bytes=PIECE
+    )
+    keys = chain("x", 9)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    seq = query(engine)
+    world.settle()
+    assert [len(get.parts) for get in world.tier_reads] == [2, 2]
+    assert (engine.answer(seq).ready, world.core.stats()["evicted_chunks"]) == (4, 0)
+
+
 def test_a_tier_that_hangs_at_the_question_is_left_for_the_next() -> None:
     # B30
     world, engine = world_of(*TWO, auto_tiers=False, promote_deadline_s=30.0)
@@ -256,6 +270,21 @@ def test_the_last_engines_death_leaves_nothing_reserved() -> None:
     stats = world.core.stats()
     assert (stats["slots_reserved"], stats["promotions_running"]) == (0, 0)
     assert (stats["namespaces"], stats["arena_used_bytes"]) == (0, 0)
+
+
+def test_without_engines_no_more_is_read() -> None:
+    narrow = TierConfig("t", policy=Policy.NONE, window_bytes=PIECE)
+    world, engine = world_of(narrow, auto_tiers=False, promote_piece_bytes=PIECE)
+    keys = chain("x", 8)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    engine.die()
+    world.settle()
+    assert len(world.tier_reads) == 1
+    assert world.core.stats()["slots_held"] == 2
 
 
 def test_long_chains_come_in_several_runs() -> None:
