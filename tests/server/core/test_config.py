@@ -25,4 +25,4 @@ def test_tiers_are_written_through_unless_said_otherwise_and_have_a_bit_each() -
     assert CoreConfig(arena_bytes=64 * MIB, extent_bytes=8 * MIB).tiers == ()
     tier = TierConfig("disk")
     assert (tier.policy, tier.window_bytes) == (Policy.WRITE_THROUGH, 256 * MIB)
-    assert MAX_TIERS == 8 * SlotTable().tiers.itemsize
+    assert 8 * SlotTable().tiers.itemsize == MAX_TIERS
