@@ -203,6 +203,8 @@ def _check_runs(state: State) -> set[int]:
                 for slot in slots:
                     require(state.reservations.by_slot.get(slot) is share, "a read's slot", slot)
                 flying |= slots
+    every = [one for mine in state.prefetches.by_instance.values() for one in mine.values()]
+    require(sum(len(one.keys) for one in every) == state.prefetches.key_bytes, "keys are counted")
     for mine in state.prefetches.by_instance.values():
         for request, prefetch in mine.items():
             require(prefetch.request == request, "a prefetch is listed under its request", request)
