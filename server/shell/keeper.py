@@ -268,7 +268,10 @@ class Keeper:
         if self._stopping.is_set():
             ours.shutdown(socket.SHUT_RDWR)
         try:
-            self._role.greet(ours)
+            try:
+                self._role.greet(ours)
+            except OSError:  # it ended already; it may have said why
+                pass
             ready = self._await_ready(ours)
             if ready is not None:
                 if self._parties is not None:
