@@ -1,6 +1,6 @@
 """Recorded sessions of coding agents on a quarter of their L1; the traces are not part of the tree.
 
-``KVKEEP_TRACES`` names a folder with ``trace_*.json`` files (48 sessions of
+``KV_TRACES`` names a folder with ``trace_*.json`` files (48 sessions of
 callanjfox/kv-cache-tester
 are what the expected figures are of).
 """
@@ -16,10 +16,10 @@ import pytest
 from tests.tiers import sessions
 from tests.tiers.rig import PATIENT
 
-TRACES = os.environ.get("KVKEEP_TRACES", "")
+TRACES = os.environ.get("KV_TRACES", "")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not TRACES, reason="KVKEEP_TRACES names no folder with recorded sessions"),
+    pytest.mark.skipif(not TRACES, reason="KV_TRACES names no folder with recorded sessions"),
 ]
 DEADLINE_MS = 30_000
 SHIPPED_MS = 15
