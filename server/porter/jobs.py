@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,11 @@ BATCH_BYTES = 16 << 20
 BATCH_PARTS = 64
 """Of one call of the tier: long enough that its costs do not count, and short enough that one which
 moves at all is done in seconds."""
+
+CALL_S, FORGET_S = 15.0, 600.0
+"""Of one call of the tier, and of one that makes it forget, which in a store finds and removes each
+value. Engines end theirs within nine seconds: one that takes longer is caught, and may hold its
+slots for ever while other threads get on."""
 
 FIRST_CHUNKS = 32
 """Asked for first by a probe, then four times as many: most chains end early or go on for long."""
@@ -58,6 +65,22 @@ class Performer:
         self._pace_in, self._pace_out = Pace(bytes_s, stopping), Pace(bytes_s, stopping)
         self._stopping = stopping
         self._moved = moved
+        self._due_s: dict[int, float] = {}
+
+    def is_caught(self) -> bool:
+        """Whether a call takes longer than any that ends by itself; for any thread."""
+        now_s = time.monotonic()
+        return any(due_s <= now_s for due_s in list(self._due_s.values()))
+
+    @contextmanager
+    def _calling(self, limit_s: float) -> Iterator[None]:
+        """For the time of a call; a thread makes one at a time."""
+        thread = threading.get_ident()
+        self._due_s[thread] = time.monotonic() + limit_s
+        try:
+            yield
+        finally:
+            del self._due_s[thread]
 
     def perform(self, command: Command) -> Answer:
         """Performs one job.
@@ -118,7 +141,8 @@ class Performer:
 
     def _get(self, parts: Sequence[Part], parents: Sequence[bytes]) -> list[Status]:
         self._pace_in.wait(sum(part.payload_bytes for part in parts))
-        answers = self._tier.batch_get_into(parts)
+        with self._calling(CALL_S):
+            answers = self._tier.batch_get_into(parts)
         if len(answers) != len(parts):
             return answers  # refused by who asked
         return [
@@ -130,14 +154,16 @@ class Performer:
         self._pace_out.wait(sum(part.payload_bytes for part in parts))
         for part, parent in zip(parts, parents, strict=True):
             values.seal(part, parent)
-        return self._tier.batch_put(parts)
+        with self._calling(CALL_S):
+            return self._tier.batch_put(parts)
 
     def _probe(self, command: Command) -> int:
         keys, shards, first = _keys(command), command.shards, command.first
         count, step = 0, FIRST_CHUNKS
         while count < len(keys) and not self._stopping.is_set():
             asked = keys[count : count + step]
-            there = self._tier.batch_exists(_names(command.fingerprint, asked, shards, first))
+            with self._calling(CALL_S):
+                there = self._tier.batch_exists(_names(command.fingerprint, asked, shards, first))
             if len(there) != len(asked) * shards:
                 raise RuntimeError(f"{len(there)} answers for {len(asked) * shards} names")
             self._moved()
@@ -147,13 +173,15 @@ class Performer:
         return count
 
     def _forget(self, command: Command) -> None:
-        if command.kind == Kind.CLEAR:
-            self._tier.clear(command.fingerprint)
-        else:
-            self._tier.delete(_names(command.fingerprint, _keys(command), command.shards))
+        with self._calling(FORGET_S):
+            if command.kind == Kind.CLEAR:
+                self._tier.clear(command.fingerprint)
+            else:
+                self._tier.delete(_names(command.fingerprint, _keys(command), command.shards))
 
     def _health(self, command: Command) -> Answer:
-        health = self._tier.health()
+        with self._calling(CALL_S):
+            health = self._tier.health()
         return Answer(
             Kind.HEALTH,
             command.number,
