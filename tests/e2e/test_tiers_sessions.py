@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import sessions
-from tests.tiers.rig import PATIENT
+from tests.tiers.rig import PATIENT, counters
+from tests.wire.process import wait_until
 
 TRACES = os.environ.get("KV_TRACES", "")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not TRACES, reason="KV_TRACES names no folder with recorded sessions"),
 ]
 DEADLINE_MS = 30_000
@@ -50,13 +52,17 @@ def test_with_a_disk_and_time_it_is_that_of_an_unlimited_cache(
         figures = sessions.play(server, asked, DEADLINE_MS)
         print(figures)
         assert figures["ratio"] == pytest.approx(sessions.unlimited(asked), abs=1e-9)
+        assert wait_until(lambda: counters(server)["tier_disk_puts_waiting"] == 0)
+        assert wait_until(lambda: counters(server)["tier_disk_jobs"] == 0)
         server.kill()
     whole = sum(one.usable for one in asked) / sum(len(one.keys) for one in asked)
     for is_reboot in (False, True):
         if is_reboot:
             shutil.rmtree(shm_dir / "a")
         with sessions.launch(short_dir, shm_dir / "a", asked, *tier, at_exit="keep") as server:
-            assert sessions.play(server, asked, DEADLINE_MS)["ratio"] == pytest.approx(whole)
+            figures = sessions.play(server, asked, DEADLINE_MS)
+            print(is_reboot, figures)
+            assert figures["ratio"] == pytest.approx(whole, abs=1e-9)
             server.kill()
 
 

@@ -97,6 +97,25 @@ def chains(count: int = NUM_CHAINS, seed: int = 0) -> list[list[bytes]]:
     return [make_keys(1000 * seed + at, CHAIN) for at in range(count)]
 
 
+def arrive(engine: Engine, server: ServerProcess) -> None:
+    """An engine that has said hello reads nothing of former servers.
+
+    This process lives on after ``leave``: its word is what ends a quarantine.
+    """
+    former = {(epoch, token) for epoch, token in _LEFT if epoch != engine.welcome.epoch}
+    for epoch, token in former:
+        engine.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
+    if former:
+        assert wait_until(lambda: not counters(server)["arena_quarantined_bytes"])
+
+
+def leave(engine: Engine, server: ServerProcess) -> None:
+    """What an engine mapped is never looked at again; its server may be gone."""
+    _LEFT.add((engine.welcome.epoch, engine.welcome.token))
+    if server.process.poll() is None:
+        engine.wire.call(Unregister(session=engine.session), Done)
+
+
 class TierEngine(Engine):
     """An engine that saves chains and fetches them again.
 
@@ -110,19 +129,13 @@ class TierEngine(Engine):
         super().__init__(server.url, server.side_path, namespace, num_pages=CHAIN)
         self.request = 0
         self._server = server
-        former = {(epoch, token) for epoch, token in _LEFT if epoch != self.welcome.epoch}
-        for epoch, token in former:  # this process lives on: its word is what ends a quarantine
-            self.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
-        if former:
-            assert wait_until(lambda: not counters(server)["arena_quarantined_bytes"])
+        arrive(self, server)
         self.register()
         self.pump_while_waiting()
 
     def close(self) -> None:
         """Leaves; what it mapped is never looked at again. Its server may be gone."""
-        _LEFT.add((self.welcome.epoch, self.welcome.token))
-        if self._server.process.poll() is None:
-            self.wire.call(Unregister(session=self.session), Done)
+        leave(self, self._server)
         super().close()
 
     def keep(self, keys: list[bytes], limit_s: float = 20.0) -> None:

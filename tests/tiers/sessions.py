@@ -25,7 +25,7 @@ import numpy as np
 
 from protocol.messages import EndSession, LookupReply, QueryPrefetchStatus, Released
 from tests.tiers.leaflru import LeafLru
-from tests.tiers.rig import UP_S, counters, num_up
+from tests.tiers.rig import UP_S, arrive, counters, leave, num_up
 from tests.wire.client import Engine, make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
@@ -100,7 +100,9 @@ class Player:
 
     def __init__(self, server: ServerProcess, most: int, wait_ms: int) -> None:
         namespace = make_namespace(PAGE_BYTES, "tests/sessions")
+        self._server = server
         self._engine = Engine(server.url, server.side_path, namespace, most)
+        arrive(self._engine, server)
         self._engine.register()
         self._engine.pump_while_waiting()
         self._wait_ms = wait_ms
@@ -143,6 +145,7 @@ class Player:
 
     def close(self) -> None:
         """Leaves."""
+        leave(self._engine, self._server)
         self._engine.close()
 
 
