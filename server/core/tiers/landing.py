@@ -58,6 +58,7 @@ class Landing:
         good = self._judge(run, piece)
         if good < piece.end:
             self._drop_bad(run, piece)
+        self._lock(run, good)
         yield MORE
         for span in piece.spans:
             statuses = _statuses(piece, span)
@@ -134,16 +135,24 @@ class Landing:
         run.num_drops -= 1
         self._wake(run)
 
-    def _advance(self, run: Run, good: int) -> None:
-        """The chunks before ``good`` are published; the last of them is locked now."""
-        if good <= run.frontier or run.tier is None:
+    def _lock(self, run: Run, good: int) -> None:
+        """Locks the last chunk before ``good`` while it is reserved still.
+
+        Once it is published others might evict it, between two slices, and what follows would
+        continue nothing.
+        """
+        if good <= run.frontier:
             return
-        run.tier.count("hit_chunks", good - run.frontier)
-        run.frontier = good
-        node = run.index.find(run.keys[(good - 1) * ID_BYTES : good * ID_BYTES])
         unlock(run)
+        node = run.index.find(run.key(good - 1))
         run.anchor, run.anchor_life = node, run.index.life[node]
         run.index.locks[node] += 1
+
+    def _advance(self, run: Run, good: int) -> None:
+        """The chunks before ``good`` are published."""
+        if good > run.frontier and run.tier is not None:
+            run.tier.count("hit_chunks", good - run.frontier)
+            run.frontier = good
 
 
 def unlock(run: Run) -> None:

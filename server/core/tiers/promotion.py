@@ -116,7 +116,8 @@ class Promotion:
         return run
 
     def _join(self, run: Run, passenger: Passenger) -> Run | Miss:
-        if run.tier is not None and not run.tier.is_open:
+        hangs = run.is_left and run.num_unanswered > 0
+        if run.tier is not None and (hangs or not run.tier.is_open):
             if not run.probe:
                 return Miss.TIER_ERROR  # it may hang; its slots are to be left alone until its end
             self._probed(run, run.probe, 0)
@@ -126,8 +127,12 @@ class Promotion:
     def _closed(self, tier: Tier) -> None:
         """A tier is left alone: whoever asked it what it has asks the next one."""
         for run in self.runs:
-            if run.tier is tier and run.probe:
+            if run.tier is not tier:
+                continue
+            if run.probe:
                 self._probed(run, run.probe, 0)
+            elif run.num_unanswered:
+                run.is_left = True
 
     def forget(self, owner: Owner) -> None:
         """CLEAR or DELETE of a namespace: what is under way is not published any more."""
@@ -160,6 +165,7 @@ class Promotion:
 
     def _ask(self, run: Run, tier: Tier) -> None:
         run.tier, run.count, run.probe = tier, 0, next(self._probes)
+        run.is_left = False
         self._tiers.probe(tier, run.owner, run.keys, partial(self._probed, run, run.probe))
 
     def _probed(self, run: Run, probe: int, number: int) -> None:

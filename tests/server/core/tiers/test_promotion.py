@@ -175,6 +175,38 @@ def test_what_it_published_is_not_evicted_for_what_follows() -> None:
     assert (engine.answer(seq).ready, world.core.stats()["evicted_chunks"]) == (4, 0)
 
 
+def test_what_is_just_published_is_not_evicted_before_it_is_continued() -> None:
+    # A STORE has its slice between those in which a piece is published and the next one begun.
+    narrow = TierConfig("t", policy=Policy.NONE, window_bytes=PIECE)
+    world, engine = world_of(
+        narrow, extents=1, slots=4, auto_tiers=False, promote_piece_bytes=PIECE
+    )
+    mine = chain("m", 2)
+    assert engine.save(mine) == 2
+    engine.retrieve(mine, engine.lookup(mine, request=9).lease, 0, 2)
+    keys = chain("x", 4)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    seq = query(engine)
+    other = world.engine("b")
+    other.register(namespace())
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    (get,) = world.flying(0, fx.TierGet)
+    other.send(other.store_body(chain("y", 1)))
+    world.answer(get.job)
+    for number in range(8):
+        world.core.work(world.now_ns)
+        world.core.check_integrity()
+        for effect in world.core.take_effects():
+            world.perform(effect)
+        other.send(other.store_body(chain(f"y{number}", 1)))
+    world.settle()
+    assert engine.answer(seq).ready == 2
+    assert world.core.stats()["evicted_chunks"] == 0
+
+
 def test_a_tier_that_hangs_at_the_question_is_left_for_the_next() -> None:
     # B30
     world, engine = world_of(*TWO, auto_tiers=False, promote_deadline_s=30.0)
@@ -214,6 +246,30 @@ def test_a_read_that_hangs_holds_its_slots_and_nobody_else() -> None:
     assert world.core.stats()["slots_reserved"] == 0
     world.wait(SECOND)
     world.settle()
+    assert engine.lookup(keys, request=3).pending == 4
+    seq = query(engine, request=3)
+    world.settle()
+    assert engine.answer(seq).ready == 4
+
+
+def test_what_hangs_for_good_is_waited_for_by_nobody() -> None:
+    # B30: another porter works beside the one that does not die; its slots are left alone.
+    world, engine = world_of(auto_tiers=False)
+    keys = chain("x", 4)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    world.down(0, stuck_life=1)
+    world.up(0)
+    world.wait(SECOND)
+    world.settle()
+    assert world.core.stats()["tier_t_up"] == 1
+    again = engine.lookup(keys, request=2)
+    assert (again.pending, again.final) == (0, True)
+    assert world.core.stats()["miss_chunks_tier_error"] == 4
+    world.gone(0, 1)
     assert engine.lookup(keys, request=3).pending == 4
     seq = query(engine, request=3)
     world.settle()
