@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.ids import ID_BYTES
 from protocol.messages import StopReason
 from server.core.admission import MORE, SLICE_BLOCKS, Steps
 from server.core.index import ABSENT
