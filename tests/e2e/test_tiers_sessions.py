@@ -49,7 +49,7 @@ def test_with_a_disk_and_time_it_is_that_of_an_unlimited_cache(
 ) -> None:
     tier = ("--l2", f"disk:{tmp_path}/tier?size=4G", *PATIENT)
     with sessions.launch(short_dir, shm_dir / "a", asked, *tier, at_exit="keep") as server:
-        figures = sessions.play(server, asked, DEADLINE_MS)
+        figures = sessions.play(server, asked, DEADLINE_MS, is_calm=True)
         print(figures)
         assert figures["ratio"] == pytest.approx(sessions.unlimited(asked), abs=1e-9)
         assert wait_until(lambda: counters(server)["tier_disk_puts_waiting"] == 0)
@@ -60,7 +60,7 @@ def test_with_a_disk_and_time_it_is_that_of_an_unlimited_cache(
         if is_reboot:
             shutil.rmtree(shm_dir / "a")
         with sessions.launch(short_dir, shm_dir / "a", asked, *tier, at_exit="keep") as server:
-            figures = sessions.play(server, asked, DEADLINE_MS)
+            figures = sessions.play(server, asked, DEADLINE_MS, is_calm=True)
             print(is_reboot, figures)
             assert figures["ratio"] == pytest.approx(whole, abs=1e-9)
             server.kill()
