@@ -371,6 +371,40 @@ class TierDrop:
 
 
 @dataclass(frozen=True)
+class KeepOwed:
+    """Write down what a tier is still to forget; answered by ``Core.owed_kept``.
+
+    A later server needs it: without, it would find in the tier what was cleared.
+
+    Attributes:
+        tier: which.
+        fingerprint: of the namespace.
+        serial: of this effect, to be told with the answer.
+        shards: parts of each chunk.
+        keys: 16 bytes per chunk; empty for all of the namespace.
+    """
+
+    tier: TierId
+    fingerprint: Fingerprint
+    serial: int
+    shards: int
+    keys: bytes
+
+
+@dataclass(frozen=True)
+class DropOwed:
+    """Remove what KeepOwed wrote: the tier has forgotten.
+
+    Attributes:
+        tier: which.
+        fingerprint: of the namespace.
+    """
+
+    tier: TierId
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
 class TierHealth:
     """Ask a tier how it is; answered by ``Core.tier_health``.
 
@@ -406,4 +440,6 @@ Effect = (
     | TierPut
     | TierDrop
     | TierHealth
+    | KeepOwed
+    | DropOwed
 )

@@ -98,7 +98,7 @@ class State:
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
         self.tiers = Tiers(config, self.timers, self.outbox)
-        self.forgetting = Forgetting(self.tiers, self.timers)
+        self.forgetting = Forgetting(self.tiers, self.timers, self.outbox)
         self.ghosts = Ghosts()
         self.misses = Misses(self.outbox, self.ghosts)
         self.demotion = Demotion(

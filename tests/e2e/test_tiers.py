@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import ChunkCountReply, Clear
+from protocol.messages import ChunkCountReply, Clear, ForgottenReply
 from tests.tiers.rig import (
     CHAIN,
     NUM_CHAINS,
@@ -21,6 +21,7 @@ from tests.tiers.rig import (
     filled_disk,
     serve,
 )
+from tests.tiers.trouble import porter_of, stopped
 from tests.wire.process import wait_until
 
 pytest.importorskip("lmdb")
@@ -100,6 +101,30 @@ def test_what_was_cleared_comes_back_from_nowhere(
         found = fetched(server, working_set)
         assert found[0] == 0, "cleared, and found by the next server"
         assert sum(found) <= CHAIN
+
+
+@pytest.mark.parametrize("extents", ["kept", "lost"])
+def test_what_a_tier_had_not_forgotten_before_a_kill_comes_back_from_nowhere(
+    short_dir: Path, shm_dir: Path, tmp_path: Path, extents: str
+) -> None:
+    working_set, url = chains(4), disk(tmp_path)
+    none = [0] * len(working_set)
+    with (
+        filled_disk(short_dir, shm_dir, url, working_set) as server,
+        TierEngine(server) as engine,
+        stopped(porter_of(server)),
+    ):
+        assert engine.wire.call(Clear(), ForgottenReply, 20).tiers_pending == 1
+        server.kill()
+    assert list((shm_dir / "a" / "owed").iterdir())
+    for path in (shm_dir / "a").glob("*.extent") if extents == "lost" else ():
+        path.unlink()
+    with serve(short_dir, shm_dir / "a", url) as server:
+        assert fetched(server, working_set) == none
+        assert wait_until(lambda: counters(server)["tier_disk_drops_owed"] == 0)
+        assert fetched(server, working_set) == none
+        assert wait_until(lambda: not list((shm_dir / "a" / "owed").iterdir()))
+        filled(server, "disk", working_set)
 
 
 def test_two_servers_share_one_folder(short_dir: Path, shm_dir: Path, tmp_path: Path) -> None:

@@ -203,6 +203,12 @@ class Tiers:
                 tier.checked(job, is_well, used_bytes, capacity_bytes)
                 return
 
+    def moves(self, number: TierId) -> None:
+        """A tier's porter gets on, though nothing has ended."""
+        tier = self._tier(number)
+        if tier is not None:
+            tier.moves()
+
     def figures(self) -> dict[str, int]:
         """Gauges of all tiers."""
         values: dict[str, int] = {}

@@ -51,6 +51,11 @@ class TierWorld(World):
         self.stuck_jobs: dict[tuple[int, int], list[Job]] = {}
         for kind in (fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop, fx.TierHealth):
             self._acts[kind] = self._asked
+        #: What a next server reads, by tier and namespace: shards, and keys or all.
+        self.owed: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+        self.auto_owed = True
+        self._acts[fx.KeepOwed] = self._keep_owed
+        self._acts[fx.DropOwed] = self._drop_owed
 
     def up(self, number: int = 0) -> None:
         """A porter starts."""
@@ -91,6 +96,21 @@ class TierWorld(World):
         self.now_ns = end
         self.core.tick(end)
         self.pump()
+
+    # --- what is owed ---------------------------------------------------------------------
+
+    def _keep_owed(self, effect: fx.KeepOwed) -> None:
+        self.owed[effect.tier, effect.fingerprint] = effect.shards, effect.keys
+        if self.auto_owed:
+            self.owed_kept(effect)
+
+    def owed_kept(self, effect: fx.KeepOwed) -> None:
+        """It is written down."""
+        name = effect.tier, effect.fingerprint, effect.serial
+        self.core.owed_kept(*name, self.now_ns)
+
+    def _drop_owed(self, effect: fx.DropOwed) -> None:
+        del self.owed[effect.tier, effect.fingerprint]
 
     # --- commands -------------------------------------------------------------------------
 

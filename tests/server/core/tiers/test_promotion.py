@@ -289,7 +289,7 @@ def test_nothing_is_published_after_a_clear_or_a_delete() -> None:
         world.answer(probe.job)
         world.pump()
         (fingerprint,) = world.core._state.roster.owners
-        engine.ask(body or m.Delete(fingerprint=fingerprint, keys=keys[0]))
+        engine.begin(body or m.Delete(fingerprint=fingerprint, keys=keys[0]))
         (get,) = world.flying(0, fx.TierGet)
         world.answer(get.job)
         world.settle()
