@@ -17,7 +17,7 @@ from protocol.ids import ArenaId, ExtentId, Fingerprint
 from server.core import effects as fx
 from server.core.dispatch import Core
 from server.core.effects import JobId, TierId
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import MAX_PARTS, Status
 from server.porter.wire import Answer, Kind
 from server.shell import clock, porterlink
 from server.shell.complaints import Complaints
@@ -253,10 +253,12 @@ def test_a_slow_read_of_many_parts_says_that_it_moves(start: Start) -> None:
     rig = start(spec("slow"))
     rig.extent(1)
     num_slots = rig.table[ExtentId(1)].geometry.num_slots
-    parts = np.tile(rig.slots(list(range(1, num_slots + 1)), 1), 640 // num_slots + 1)[:640]
+    parts = np.tile(rig.slots(list(range(1, num_slots + 1)), 1), MAX_PARTS // num_slots + 1)[
+        :MAX_PARTS
+    ]
     rig.do(fx.TierProbe(ZERO, JobId(1), SPACE, key(1), 1))
     rig.do(fx.TierGet(ZERO, JobId(2), SPACE, parts))
-    assert rig.told("tier_done", 2)[1] == bytes([Status.ABSENT]) * 640
+    assert rig.told("tier_done", 2)[1] == bytes([Status.ABSENT]) * MAX_PARTS
     assert ("tier_moves", ZERO) in [entry[:2] for entry in rig.core.told]
 
 
