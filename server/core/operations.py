@@ -159,14 +159,18 @@ class Operations:
                 yield MORE
         for owner in owners:
             self._departures.shrink(owner)
-        self._reply_forgotten(ticket, num_chunks, owners)
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
 
-    def _reply_forgotten(self, ticket: Ticket, num_chunks: int, owners: list[Owner]) -> None:
+    def clear_below(self, name: Fingerprint, ticket: Ticket) -> None:
+        """Has lower tiers forget a namespace that has no chunks and no engines here."""
+        self._forgetting.clear_name(name)
+        self._reply_forgotten(ticket, 0, [name])
+
+    def _reply_forgotten(self, ticket: Ticket, num_chunks: int, names: list[Fingerprint]) -> None:
         def over(num_tiers: int) -> None:
             body = ForgottenReply(chunks=num_chunks, tiers_pending=num_tiers)
             self._outbox.reply(ticket, body)
 
-        names = [owner.fingerprint for owner in owners]
         self._forgetting.wait(names, ticket.deadline_ns, over)
 
     def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
@@ -216,7 +220,7 @@ class Operations:
         self._forgetting.delete(owner, bytes(forgotten))
         self._departures.shrink(owner)
         self._outbox.counters["deleted_chunks"] += num_chunks
-        self._reply_forgotten(ticket, num_chunks, [owner])
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint])
 
     def _drop(self, owner: Owner, leaf: int) -> None:
         index = owner.index

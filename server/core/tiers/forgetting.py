@@ -112,12 +112,21 @@ class Forgetting:
     def clear(self, owner: Owner) -> None:
         """Has all of a namespace forgotten."""
         self.begun(owner)
+        self.clear_name(owner.fingerprint, owner.num_shards)
+
+    def clear_name(self, fingerprint: Fingerprint, shards: int = 1) -> None:
+        """The same of one that may be known to tiers only.
+
+        Args:
+            fingerprint: of the namespace.
+            shards: parts of a chunk, if known: all of them go.
+        """
         for tier in self._tiers.tiers:
             if tier.policy.writes:
-                owed = self._owe(tier, owner.fingerprint, owner.num_shards)
+                owed = self._owe(tier, fingerprint, shards)
                 owed.is_all = True
                 owed.keys.clear()
-                self._begin(tier, owner.fingerprint, owed)
+                self._begin(tier, fingerprint, owed)
 
     def delete(self, owner: Owner, keys: bytes) -> None:
         """Has chunks forgotten.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import messages as m
+from protocol.errors import KvkeepError
 from protocol.ids import Fingerprint
 from protocol.namespace import fingerprint
 from server.core import effects as fx
@@ -38,6 +39,24 @@ def test_clear_empties_a_tier_of_one_namespace() -> None:
     assert {name[0] for name in world.tiers[0].store} == {OTHER}
     a.save(chain("y", 3))
     assert sum(name[0] == NAME for name in world.tiers[0].store) == 3
+
+
+def test_a_namespace_that_only_a_tier_has_is_cleared_by_its_name() -> None:
+    # After a reboot L1 is empty, and nobody has registered yet.
+    world = TierWorld(tiered())
+    world.up()
+    world.tiers[0].store = {(name, key, 0) for name in (NAME, OTHER) for key in chain("x", 3)}
+    operator = world.engine("o")
+    reply = operator.ask(m.Clear(fingerprint=NAME))
+    assert (reply.chunks, reply.tiers_pending) == (0, 0)
+    assert {name[0] for name in world.tiers[0].store} == {OTHER}
+
+
+def test_without_a_tier_to_tell_an_unknown_namespace_is_an_error() -> None:
+    world = TierWorld(tiered(TierConfig("a", Policy.NONE)))
+    world.up()
+    with pytest.raises(KvkeepError, match="UNKNOWN_NAMESPACE"):
+        world.engine("o").ask(m.Clear(fingerprint=NAME))
 
 
 def test_a_write_in_flight_is_over_before_and_later_ones_wait_for_the_answer() -> None:
