@@ -71,6 +71,7 @@ class Promotion:
         self._landing = Landing(reservations, publisher, tiers, self._wake)
         self._probes = count(1)
         tiers.closed.append(self._closed)
+        tiers.stranded.append(self._stranded)
         self.runs: list[Run] = []
         self.over: Callable[[Owner], None] = lambda owner: None
 
@@ -134,6 +135,13 @@ class Promotion:
             elif run.num_unanswered:
                 run.is_left = True
 
+    def _stranded(self, tier: Tier) -> None:
+        """What its porter reads may take for ever: others may store or read the same meanwhile."""
+        for run in self.runs:
+            if run.tier is tier and run.num_unanswered:
+                run.is_lost = True
+                self._wake(run)
+
     def forget(self, owner: Owner) -> None:
         """CLEAR or DELETE of a namespace: what is under way is not published any more."""
         for run in self.runs:
@@ -177,7 +185,7 @@ class Promotion:
         """Reads and publishes what a tier claims to have; leaves nothing reserved."""
         run.why = None
         yield from self._reads.begin(run)
-        while not run.is_stopping and not run.is_cleared:
+        while not (run.is_stopping or run.is_cleared or run.is_lost):
             if run.pieces and not run.pieces[0].num_unanswered:
                 yield from self._landing.publish(run)
                 yield from self._tell(run)

@@ -121,6 +121,7 @@ class Run:
         is_stopping: nothing more is read or published; the rest is about to be freed.
         is_left: its tier was left alone while it read: what is unanswered may never be answered,
             even if the tier is well again.
+        is_lost: what is unanswered will be only when a stuck porter ends, maybe never.
         num_drops: bad values that the tier is told to forget, and has not answered about.
         cleared: DELETE reached it.
         why: why it did not come further; None where no tier has more.
@@ -146,6 +147,7 @@ class Run:
     probe: int = 0
     is_stopping: bool = False
     is_left: bool = False
+    is_lost: bool = False
     num_drops: int = 0
     cleared: bool = False
     why: Miss | None = None

@@ -40,6 +40,7 @@ class Tiers:
         is_barred: whether a namespace is neither to be read from a tier nor written to it.
         opened: called with a tier that may be asked again.
         closed: called with a tier that is left alone from now on.
+        stranded: called with a tier whose porter was killed and does not die.
     """
 
     def __init__(self, config: CoreConfig, timers: Timers, outbox: Outbox) -> None:
@@ -54,6 +55,7 @@ class Tiers:
         self.is_barred: Callable[[Tier, Fingerprint], bool] = lambda tier, fingerprint: False
         self.opened: list[Callable[[Tier], None]] = []
         self.closed: list[Callable[[Tier], None]] = []
+        self.stranded: list[Callable[[Tier], None]] = []
 
     def _changed(self, tier: Tier) -> None:
         for told in self.opened if tier.is_open else self.closed:
@@ -175,6 +177,8 @@ class Tiers:
         tier = self._tier(number)
         if tier is not None:
             tier.strand(life)
+            for told in self.stranded:
+                told(tier)
 
     def porter_gone(self, number: TierId, life: int) -> None:
         """A stuck porter is seen dead at last."""

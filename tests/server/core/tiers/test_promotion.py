@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol import messages as m
 from server.core import effects as fx
 from server.core.config import TierConfig
@@ -252,28 +254,54 @@ def test_a_read_that_hangs_holds_its_slots_and_nobody_else() -> None:
     assert engine.answer(seq).ready == 4
 
 
-def test_what_hangs_for_good_is_waited_for_by_nobody() -> None:
-    # B30: another porter works beside the one that does not die; its slots are left alone.
+def test_a_read_that_still_hangs_when_its_tier_is_well_again_is_waited_for_by_nobody() -> None:
+    # B30
     world, engine = world_of(auto_tiers=False)
     keys = chain("x", 4)
     world.give(0, engine, keys)
     engine.lookup(keys)
     (probe,) = world.flying(0, fx.TierProbe)
     world.answer(probe.job)
+    world.wait(4 * SECOND)
+    (health,) = world.flying(0, fx.TierHealth)
+    world.answer(health.job)
     world.pump()
-    world.down(0, stuck_life=1)
-    world.up(0)
-    world.wait(SECOND)
-    world.settle()
     assert world.core.stats()["tier_t_up"] == 1
     again = engine.lookup(keys, request=2)
     assert (again.pending, again.final) == (0, True)
     assert world.core.stats()["miss_chunks_tier_error"] == 4
-    world.gone(0, 1)
-    assert engine.lookup(keys, request=3).pending == 4
-    seq = query(engine, request=3)
     world.settle()
-    assert engine.answer(seq).ready == 4
+    assert engine.lookup(keys, request=3).ready == 4, "the late bytes serve the next request"
+
+
+@pytest.mark.parametrize("space", ["", "tp"])
+def test_what_a_stuck_porter_reads_may_be_stored_and_read_anew(space: str) -> None:
+    # B30: only its slots are left alone until its end, which may never come.
+    world, engine = world_of(auto_tiers=False, space=space, extents=6, slots=40)
+    others = [world.engine("a", rank) for rank in range(1, engine.space.num_ranks)]
+    for other in others:
+        other.register(engine.space)
+    keys = chain("x", 20)
+    assert [one.save(keys[:1]) for one in [engine, *others]] == [1] * (1 + len(others))
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    stuck = world.core.stats()["slots_reserved"]
+    world.down(0, stuck_life=1)
+    assert [one.save(keys[:6]) for one in [engine, *others]] == [6] * (1 + len(others))
+    world.up(0)
+    world.wait(SECOND)
+    world.settle()
+    assert engine.lookup(keys, request=2).pending == 14
+    seq = query(engine, request=2)
+    world.settle()
+    assert engine.answer(seq).ready == 20
+    assert world.core.stats()["slots_reserved"] == stuck
+    world.gone(0, 1)
+    stats = world.core.stats()
+    assert (stats["slots_reserved"], stats["promotions_running"]) == (0, 0)
 
 
 def test_nothing_is_published_after_a_clear_or_a_delete() -> None:
