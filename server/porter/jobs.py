@@ -23,7 +23,7 @@ from server.porter.memory import Memory
 from server.porter.pace import Pace
 from server.porter.wire import Answer, Command, Kind
 from server.tiers import values
-from server.tiers.interface import Name, Part, Tier
+from server.tiers.interface import Moving, Name, Part, Tier
 
 _log = logging.getLogger("kvkeep.porter")
 
@@ -49,7 +49,8 @@ class Performer:
         memory: where parts lie.
         bytes_s: most bytes a second each way, 0 for no bound.
         stopping: set when nothing new is to be begun.
-        moved: called after each batch, from the thread that did it.
+        moved: called after each batch, from the thread that did it; and from any thread after each
+            part, by a tier that says so.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Performer:
         self._pace_in, self._pace_out = Pace(bytes_s, stopping), Pace(bytes_s, stopping)
         self._stopping = stopping
         self._moved = moved
+        if isinstance(tier, Moving):
+            tier.moved = moved
         self._due_s: dict[int, float] = {}
 
     def is_caught(self) -> bool:

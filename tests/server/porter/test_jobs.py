@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -220,3 +221,16 @@ def test_a_call_that_does_not_end_is_noticed_and_one_that_forgets_has_longer(
     rig.tier.gate.set()
     thread.join(10)
     assert not rig.performer.is_caught()
+
+
+def test_a_tier_may_say_that_it_moves_within_a_call() -> None:
+    class Telling(MemoryTier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.moved: Callable[[], None] = lambda: None
+
+    moves: list[None] = []
+    tier = Telling()
+    Performer(tier, Memory(tier), 0, threading.Event(), lambda: moves.append(None))
+    tier.moved()
+    assert len(moves) == 1
