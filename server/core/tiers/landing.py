@@ -124,14 +124,20 @@ class Landing:
                 statuses, at = _statuses(piece, span), span.first - piece.first
                 bad[at : at + span.length] |= statuses == Status.CORRUPT
                 bad[at : at + span.length] |= statuses == Status.ABSENT
-        keys = b"".join(run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad))
+        keys = [run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad)]
         if keys:
             run.num_drops += 1
-            dropped = partial(self._dropped, run)
-            self._tiers.drop(tier, run.owner.fingerprint, keys, run.owner.num_shards, dropped)
+            dropped = partial(self._dropped, run, keys, tier.bit)
+            name, shards = run.owner.fingerprint, run.owner.num_shards
+            self._tiers.drop(tier, name, b"".join(keys), shards, dropped)
 
-    def _dropped(self, run: Run, is_done: bool) -> None:
+    def _dropped(self, run: Run, keys: list[bytes], bit: int, is_done: bool) -> None:
         run.num_drops -= 1
+        index = run.index
+        if index is run.owner.index:
+            # What L1 holds of them went below, too: it is written again with the rest.
+            cells = index.cells[[node for node in index.find_all(keys) if node != ABSENT]]
+            index.slots.tiers[cells[cells != ABSENT]] &= np.uint8(~bit & 0xFF)
         self._wake(run)
 
     def _lock(self, run: Run, good: int) -> None:
