@@ -194,7 +194,7 @@ def _check_reservations(state: State) -> None:
 def _check_runs(state: State) -> set[int]:
     """Slots that tiers may be writing to."""
     flying: set[int] = set()
-    require(len(state.promotion.runs) <= MAX_RUNS, "runs are bounded")
+    require(sum(not run.is_lost for run in state.promotion.runs) <= MAX_RUNS, "runs are bounded")
     for run in state.promotion.runs:
         for piece in run.pieces if run.num_unanswered else ():
             for share, first, length, _ in piece.spans if piece.num_unanswered else ():

@@ -31,7 +31,7 @@ from server.core.tiers.tiers import Tiers
 LANE = "promotion"
 
 MAX_RUNS = 64
-"""Runs at once."""
+"""Runs at once, besides those that wait for a stuck porter's end; of such porters there are few."""
 
 TOLD_AT_ONCE = 32
 """Passengers that are told of their run in one slice."""
@@ -95,7 +95,7 @@ class Promotion:
                 return self._join(run, passenger)
         if not self._tiers.readable(owner.fingerprint):
             return Miss.TIER_ERROR
-        if len(self.runs) >= MAX_RUNS:
+        if sum(not run.is_lost for run in self.runs) >= MAX_RUNS:
             return Miss.NO_ROOM
         run = Run(
             owner=owner,

@@ -393,6 +393,29 @@ def test_runs_are_bounded() -> None:
     assert world.core.stats()["miss_chunks_no_room"] == 1
 
 
+def test_runs_that_a_stuck_porter_keeps_leave_room_for_others() -> None:
+    world, engine = world_of(auto_tiers=False, extents=8, slots=40)
+    chains = [chain(f"x{number}", 1) for number in range(MAX_RUNS)]
+    for number, keys in enumerate(chains):
+        world.give(0, engine, keys)
+        engine.lookup(keys, request=number)
+    for probe in world.flying(0, fx.TierProbe):
+        world.answer(probe.job)
+    world.pump()
+    assert world.core.stats()["slots_reserved"] == MAX_RUNS
+    world.down(0, stuck_life=1)
+    world.up(0)
+    world.wait(SECOND)
+    world.settle()
+    assert engine.lookup(chains[0], request=99).pending == 1
+    seq = query(engine, request=99)
+    world.settle()
+    assert engine.answer(seq).ready == 1
+    assert world.core.stats()["promotions_running"] == MAX_RUNS
+    world.gone(0, 1)
+    assert world.core.stats()["promotions_running"] == 0
+
+
 def test_an_error_of_all_is_no_answer_of_the_tier() -> None:
     world, engine = world_of(auto_tiers=False)
     keys = chain("x", 2)
