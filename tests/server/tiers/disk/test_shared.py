@@ -254,3 +254,17 @@ def test_servers_that_write_and_delete_at_once(opened: Open, tmp_path: Path) -> 
         thread.join(60.0)
     assert wrong == []
     assert disk_use(tmp_path / "l2") > ROOM
+
+
+@pytest.mark.parametrize("call", ["rename", "remove"])
+def test_what_cannot_be_forgotten_is_told(opened: Open, call: str) -> None:
+    """Else the server would read it again as if it had been."""
+    files = FaultyFiles()
+    tier = opened(files=files)
+    one = filled(1)
+    assert tier.batch_put([one]) == [Status.OK]
+    files.fail(call)
+    with pytest.raises((OSError, TierError)):
+        tier.clear(FINGERPRINT) if call == "rename" else tier.delete([one.name])
+    files.heal()
+    assert tier.batch_exists([one.name]) == [True]
