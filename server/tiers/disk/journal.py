@@ -166,6 +166,8 @@ class Journal:
         catalog = self._catalog
         assert catalog is not None
         with self._writing:
+            if self._index is not None:
+                return  # another thread was faster
             try:
                 index = self._make_index()
                 with catalog.lock:
