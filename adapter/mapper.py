@@ -179,14 +179,14 @@ class Mapper:
             return reports
 
     def _run(self) -> None:
-        is_waiting_for_arrays = False
+        is_waiting = False
         if self._pinner is not None:
             self._pinner.enter()
         while True:
             with self._wanted:
                 pause_s = self._pause_s() if self._to_map else None
                 if pause_s != 0 and not (self._look_again or self._stopping):
-                    retry_s = RETRY_CLOSE_S if is_waiting_for_arrays else None
+                    retry_s = RETRY_CLOSE_S if is_waiting else None
                     times = [wait_s for wait_s in (pause_s, retry_s) if wait_s is not None]
                     self._wanted.wait(min(times, default=None))
                 self._look_again = False
@@ -200,10 +200,10 @@ class Mapper:
                 if job is not None and not is_last_turn:
                     self._map(*job)
                 self._mapping = None
-                is_waiting_for_arrays = self._close_idle()
+                is_waiting = self._close_idle()
             except Exception as error:  # noqa: BLE001 - without this thread no extent comes or goes
                 self._journal.report("mapper_faults", f"the mapper failed: {error!r}")
-                is_waiting_for_arrays, self._mapping = True, None
+                is_waiting, self._mapping = True, None
             if is_last_turn and job is None:
                 return
 
@@ -303,12 +303,14 @@ class Mapper:
         return not is_in_vain and self._pinner.pin(extent)
 
     def _close_idle(self) -> bool:
-        """Unmaps what can be. True when an array over an extent keeps it mapped."""
+        """Unmaps what can be. True when more can be soon: arrays or a pause keep it mapped."""
         is_waiting = has_closed = False
         for extent in self._table.idle_taken():
-            if extent.is_pinned:
-                extent.unpin()
-                self._journal.count("extents_unpinned")
+            if extent.is_pinned and self._pinner is not None:
+                if self._pause_s() and not self._stopping:
+                    is_waiting = True
+                    continue
+                self._pinner.unpin(extent)
             self._unpopulate(extent)
             if extent.close():
                 self._table.remove(extent)

@@ -2,8 +2,8 @@
 
 Page-locking is work that the driver does for one caller at a time, and it holds up launches of
 everybody meanwhile (fault P18). So extents are locked one after the other, read-only where the
-device can, and after each there is a pause as long as the locking took. They come in the order in
-which the server gave them, most used first.
+device can, and after each there is a pause as long as the locking took; giving a lock up is such
+work, too. They come in the order in which the server gave them, most used first.
 
 Must not know: sockets, who reads. Runs in: the mapper's thread, which has no duty that cannot wait.
 """
@@ -28,7 +28,8 @@ class Pinner:
     """Locks for one device.
 
     Attributes:
-        not_before_s: the next extent is not to be locked before, on the monotonic clock.
+        not_before_s: the next extent is not to be locked or given up before, on the monotonic
+            clock.
     """
 
     def __init__(self, device: Device, journal: Journal) -> None:
@@ -82,6 +83,17 @@ class Pinner:
         if not pinned.is_read_only:
             self._journal.count("extents_pinned_writable")
         return True
+
+    def unpin(self, extent: MappedExtent) -> None:
+        """Gives an extent's lock up.
+
+        Args:
+            extent: that nothing is loaded from any more.
+        """
+        begin_s = time.monotonic()
+        extent.unpin()
+        self._pause(time.monotonic() - begin_s)
+        self._journal.count("extents_unpinned")
 
     def _pause(self, taken_s: float) -> None:
         self.not_before_s = time.monotonic() + min(taken_s, LONGEST_PAUSE_S)

@@ -458,6 +458,16 @@ class ChunkCountReply(Body, frozen=True, kw_only=True):
     chunks: Count
 
 
+class ForgottenReply(ChunkCountReply, frozen=True, kw_only=True):
+    """What CLEAR and DELETE came to.
+
+    Attributes:
+        tiers_pending: lower tiers that have not forgotten yet.
+    """
+
+    tiers_pending: Count = 0
+
+
 class Pin(Request, frozen=True, kw_only=True):
     """Bars eviction of a prefix for a time.
 
@@ -589,11 +599,11 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (Commit, CommitReply),
     (Cancel, Done),
     (Stats, StatsReply),
-    (Clear, ChunkCountReply),
+    (Clear, ForgottenReply),
     (Pin, ChunkCountReply),
     (Unpin, ChunkCountReply),
     (Inspect, ChunkCountReply),
-    (Delete, ChunkCountReply),
+    (Delete, ForgottenReply),
     (Warm, WarmReply),
     (WarmStatus, WarmStatusReply),
     (WarmCancel, WarmStatusReply),

@@ -30,7 +30,7 @@ from server.process import (
     process_age_s,
     raise_descriptor_limit,
 )
-from server.shell import access, adoption, clock, extents, parties
+from server.shell import access, adoption, clock, extents, owedfiles, parties
 from server.shell import arena as arenas
 from server.shell.actions import Actions
 from server.shell.awaited import Awaited
@@ -127,6 +127,8 @@ class Server:
         self._queue: ReportQueue = deque()
         self._router = make_socket(self._context)
         core = self._heir()
+        for owed in owedfiles.read(self._arena.directory, self._config.tiers):
+            core.owes(owed.tier, owed.fingerprint, owed.shards, owed.keys, clock.now_ns())
         # It is up once CopierReady says so; what is to be mapped before that waits for it.
         core.copier_lost(HOST_COPIER, clock.now_ns())
         self._loop = Loop(self._router, core, self._queue, self._complaints, DRAIN_LIMIT_S)

@@ -194,7 +194,7 @@ def _check_reservations(state: State) -> None:
 def _check_runs(state: State) -> set[int]:
     """Slots that tiers may be writing to."""
     flying: set[int] = set()
-    require(len(state.promotion.runs) <= MAX_RUNS, "runs are bounded")
+    require(sum(not run.is_lost for run in state.promotion.runs) <= MAX_RUNS, "runs are bounded")
     for run in state.promotion.runs:
         for piece in run.pieces if run.num_unanswered else ():
             for share, first, length, _ in piece.spans if piece.num_unanswered else ():
@@ -203,6 +203,8 @@ def _check_runs(state: State) -> set[int]:
                 for slot in slots:
                     require(state.reservations.by_slot.get(slot) is share, "a read's slot", slot)
                 flying |= slots
+    every = [one for mine in state.prefetches.by_instance.values() for one in mine.values()]
+    require(sum(len(one.keys) for one in every) == state.prefetches.key_bytes, "keys are counted")
     for mine in state.prefetches.by_instance.values():
         for request, prefetch in mine.items():
             require(prefetch.request == request, "a prefetch is listed under its request", request)

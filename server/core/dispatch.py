@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
-from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, PoolId, Token
+from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
 from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
@@ -259,6 +259,31 @@ class Core:
         """TierHealth ended; arguments as for ``porter_ready``."""
         self._state.clock.advance(now_ns)
         self._state.tiers.checked(job, ok, used_bytes, capacity_bytes)
+
+    def tier_moves(self, tier: TierId, now_ns: int) -> None:
+        """A tier's porter gets on with what it was asked, though nothing of it has ended."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.moves(tier)
+
+    def owes(
+        self, tier: TierId, fingerprint: Fingerprint, shards: int, keys: bytes, now_ns: int
+    ) -> None:
+        """What KeepOwed of a former server wrote down; before any request.
+
+        Args:
+            tier: which is still to forget.
+            fingerprint: of the namespace.
+            shards: parts of each chunk.
+            keys: 16 bytes per chunk; empty for all of the namespace.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.forgetting.owes(tier, fingerprint, shards, keys)
+
+    def owed_kept(self, tier: TierId, fingerprint: Fingerprint, serial: int, now_ns: int) -> None:
+        """KeepOwed ended, well or not."""
+        self._state.clock.advance(now_ns)
+        self._state.forgetting.kept(tier, fingerprint, serial)
 
     def tick(self, now_ns: int) -> None:
         """Deadlines and expiry; call it when ``next_timer_ns`` has come."""

@@ -18,7 +18,8 @@ from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
 from protocol.namespace import Namespace
-from server.core.tiers.parts import Listed
+from server.core.tiers.listed import TierKeep as TierKeep
+from server.core.tiers.listed import TierList as TierList
 
 PeerId = NewType("PeerId", bytes)
 """Routing id of one ZMQ connection, given by the server's socket."""
@@ -372,6 +373,40 @@ class TierDrop:
 
 
 @dataclass(frozen=True)
+class KeepOwed:
+    """Write down what a tier is still to forget; answered by ``Core.owed_kept``.
+
+    A later server needs it: without, it would find in the tier what was cleared.
+
+    Attributes:
+        tier: which.
+        fingerprint: of the namespace.
+        serial: of this effect, to be told with the answer.
+        shards: parts of each chunk.
+        keys: 16 bytes per chunk; empty for all of the namespace.
+    """
+
+    tier: TierId
+    fingerprint: Fingerprint
+    serial: int
+    shards: int
+    keys: bytes
+
+
+@dataclass(frozen=True)
+class DropOwed:
+    """Remove what KeepOwed wrote: the tier has forgotten.
+
+    Attributes:
+        tier: which.
+        fingerprint: of the namespace.
+    """
+
+    tier: TierId
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
 class TierHealth:
     """Ask a tier how it is; answered by ``Core.tier_health``.
 
@@ -382,44 +417,6 @@ class TierHealth:
 
     tier: TierId
     job: JobId
-
-
-@dataclass(frozen=True)
-class TierKeep:
-    """Have a tier that can list remember what a namespace is; answered by ``Core.tier_done``.
-
-    Attributes:
-        tier, job, fingerprint: as for TierPut.
-        text: its description, at most MAX_TEXT_BYTES of ``server.core.tiers.parts``.
-    """
-
-    tier: TierId
-    job: JobId
-    fingerprint: Fingerprint
-    text: bytes
-
-
-@dataclass(frozen=True)
-class TierList:
-    """Ask a tier what it has; answered by ``Core.tier_done`` with what it lists.
-
-    NAMESPACES: fingerprints. NAMESPACE: the description of one, or empty. HOTTEST, and NEXT after
-    it: ``total u32, more u32``, then for each chunk its key and that of its parent (zeros at a
-    chain's start), parents before what continues them.
-
-    Attributes:
-        tier: which.
-        job: number of the question.
-        what: see above; the fingerprint of NAMESPACES is zeros.
-        shard, most: of HOTTEST: the part that stands for a chunk; chunks wanted.
-    """
-
-    tier: TierId
-    job: JobId
-    what: Listed
-    fingerprint: Fingerprint
-    shard: int = 0
-    most: int = 0
 
 
 Effect = (
@@ -447,4 +444,6 @@ Effect = (
     | TierHealth
     | TierKeep
     | TierList
+    | KeepOwed
+    | DropOwed
 )

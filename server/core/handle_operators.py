@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from protocol.ids import Fingerprint
 from protocol.limits import MAX_TEXT_CHARS
 from protocol.messages import (
     Body,
@@ -57,10 +58,12 @@ class OperatorHandlers:
 
     def _clear(self, process: Process, body: Clear, ticket: Ticket) -> None:
         operations = self._state.operations
-        if body.fingerprint:
-            owners = [operations.owner(body.fingerprint)]
-        else:
-            owners = list(self._state.roster.owners.values())
+        name, known = Fingerprint(body.fingerprint), self._state.roster.owners
+        if name and name not in known and self._state.forgetting.is_needed:
+            self._desk.wait(ticket)
+            operations.clear_below(name, ticket)
+            return
+        owners = [operations.owner(name)] if name else list(known.values())
         self._desk.wait(ticket)
         operations.clear(owners, ticket)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ID_BYTES, Fingerprint
-from protocol.messages import ChunkCountReply
+from protocol.messages import ChunkCountReply, ForgottenReply
 from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Timers
@@ -127,7 +127,10 @@ class Operations:
     # --- CLEAR ----------------------------------------------------------------------------
 
     def clear(self, owners: list[Owner], ticket: Ticket) -> None:
-        """Forgets all chunks of some namespaces; answered when their records are void."""
+        """Forgets all chunks of some namespaces.
+
+        Answered when their records are void, and tiers have forgotten or that takes too long.
+        """
         num_chunks, swept = 0, []
         for owner in owners:
             num_chunks += len(owner.index)
@@ -156,7 +159,19 @@ class Operations:
                 yield MORE
         for owner in owners:
             self._departures.shrink(owner)
-        self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
+
+    def clear_below(self, name: Fingerprint, ticket: Ticket) -> None:
+        """Has lower tiers forget a namespace that has no chunks and no engines here."""
+        self._forgetting.clear_name(name)
+        self._reply_forgotten(ticket, 0, [name])
+
+    def _reply_forgotten(self, ticket: Ticket, num_chunks: int, names: list[Fingerprint]) -> None:
+        def over(num_tiers: int) -> None:
+            body = ForgottenReply(chunks=num_chunks, tiers_pending=num_tiers)
+            self._outbox.reply(ticket, body)
+
+        self._forgetting.wait(names, ticket.deadline_ns, over)
 
     def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
         slots = self._slots
@@ -176,7 +191,7 @@ class Operations:
     # --- DELETE ---------------------------------------------------------------------------
 
     def delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> None:
-        """Forgets chunks and what continues them; answered when their records are void."""
+        """Forgets chunks and what continues them; answered as CLEAR is."""
         self._start(ticket, self._delete(owner, keys, ticket))
 
     def _delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> Steps:
@@ -205,7 +220,7 @@ class Operations:
         self._forgetting.delete(owner, bytes(forgotten))
         self._departures.shrink(owner)
         self._outbox.counters["deleted_chunks"] += num_chunks
-        self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint])
 
     def _drop(self, owner: Owner, leaf: int) -> None:
         index = owner.index

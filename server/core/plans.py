@@ -109,7 +109,10 @@ class Plans:
         while self._wants_more(plan):
             slots = self._reservations.reserve(plan)
             if slots is not None and slots.size:
-                self._queue_pieces(plan, len(plan.slots) - slots.size, slots)
+                if slots.size > SMALL_BLOCKS:
+                    yield MORE  # having them copied is a burst of its own
+                if plan.stage is Stage.COPYING:
+                    self._queue_pieces(plan, len(plan.slots) - slots.size, slots)
             self._windows[plan.session.copier].pump()
             if not self._wants_more(plan):
                 break

@@ -53,6 +53,9 @@ BYTES_PER_SLOT = 512
 BYTES_PER_PROCESS = 1 << 20
 """Sessions, leases, requests and replies under way of a usual engine."""
 
+BYTES_FOR_TIERS = 64 << 20
+"""What was evicted, what is to be written and to be forgotten, what is on its way up."""
+
 
 class State:
     """The rooms.
@@ -96,7 +99,7 @@ class State:
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
         self.tiers = Tiers(config, self.timers, self.outbox)
-        self.forgetting = Forgetting(self.tiers, self.timers)
+        self.forgetting = Forgetting(self.tiers, self.timers, self.outbox)
         self.ghosts = Ghosts()
         self.misses = Misses(self.outbox, self.ghosts)
         self.demotion = Demotion(
@@ -262,6 +265,6 @@ class State:
 
     def accounted_bytes(self) -> int:
         """Memory that what is held, and who is here, may take at most. Any thread may ask."""
-        return (
-            self.slots.state.size * BYTES_PER_SLOT + len(self.peers.processes) * BYTES_PER_PROCESS
-        )
+        own = self.slots.state.size * BYTES_PER_SLOT
+        below = self.prefetches.key_bytes + BYTES_FOR_TIERS if self.tiers.tiers else 0
+        return own + below + len(self.peers.processes) * BYTES_PER_PROCESS

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from server.porter.memory import Memory
 from server.porter.pace import Pace
 from server.porter.wire import Answer, Command, Kind
 from server.tiers import values
-from server.tiers.interface import Name, Part, Tier
+from server.tiers.interface import Moving, Name, Part, Tier
 
 _log = logging.getLogger("kvkeep.porter")
 
@@ -30,6 +32,11 @@ BATCH_BYTES = 16 << 20
 BATCH_PARTS = 64
 """Of one call of the tier: long enough that its costs do not count, and short enough that one which
 moves at all is done in seconds."""
+
+CALL_S, FORGET_S = 15.0, 600.0
+"""Of one call of the tier, and of one that makes it forget, which in a store finds and removes each
+value. Engines end theirs within nine seconds: one that takes longer is caught, and may hold its
+slots for ever while other threads get on."""
 
 FIRST_CHUNKS = 32
 """Asked for first by a probe, then four times as many: most chains end early or go on for long."""
@@ -43,7 +50,8 @@ class Performer:
         memory: where parts lie.
         bytes_s: most bytes a second each way, 0 for no bound.
         stopping: set when nothing new is to be begun.
-        moved: called after each batch, from the thread that did it.
+        moved: called after each batch, from the thread that did it; and from any thread after each
+            part, by a tier that says so.
     """
 
     def __init__(
@@ -60,6 +68,24 @@ class Performer:
         self._stopping = stopping
         self._moved = moved
         self._listings = Listings(tier, moved)
+        if isinstance(tier, Moving):
+            tier.moved = moved
+        self._due_s: dict[int, float] = {}
+
+    def is_caught(self) -> bool:
+        """Whether a call takes longer than any that ends by itself; for any thread."""
+        now_s = time.monotonic()
+        return any(due_s <= now_s for due_s in list(self._due_s.values()))
+
+    @contextmanager
+    def _calling(self, limit_s: float) -> Iterator[None]:
+        """For the time of a call; a thread makes one at a time."""
+        thread = threading.get_ident()
+        self._due_s[thread] = time.monotonic() + limit_s
+        try:
+            yield
+        finally:
+            del self._due_s[thread]
 
     def perform(self, command: Command) -> Answer:
         """Performs one job.
@@ -79,9 +105,11 @@ class Performer:
             if kind == Kind.HEALTH:
                 return self._health(command)
             if kind in LISTING:
-                return Answer(kind, number, statuses=self._listings.answer(command))
+                with self._calling(CALL_S):
+                    return Answer(kind, number, statuses=self._listings.answer(command))
             if kind == Kind.KEEP:
-                self._listings.keep(command)
+                with self._calling(CALL_S):
+                    self._listings.keep(command)
             else:
                 self._forget(command)
             return Answer(kind, number)
@@ -125,7 +153,8 @@ class Performer:
 
     def _get(self, parts: Sequence[Part], parents: Sequence[bytes]) -> list[Status]:
         self._pace_in.wait(sum(part.payload_bytes for part in parts))
-        answers = self._tier.batch_get_into(parts)
+        with self._calling(CALL_S):
+            answers = self._tier.batch_get_into(parts)
         if len(answers) != len(parts):
             return answers  # refused by who asked
         return [
@@ -137,14 +166,16 @@ class Performer:
         self._pace_out.wait(sum(part.payload_bytes for part in parts))
         for part, parent in zip(parts, parents, strict=True):
             values.seal(part, parent)
-        return self._tier.batch_put(parts)
+        with self._calling(CALL_S):
+            return self._tier.batch_put(parts)
 
     def _probe(self, command: Command) -> int:
         keys, shards, first = _keys(command), command.shards, command.first
         count, step = 0, FIRST_CHUNKS
         while count < len(keys) and not self._stopping.is_set():
             asked = keys[count : count + step]
-            there = self._tier.batch_exists(_names(command.fingerprint, asked, shards, first))
+            with self._calling(CALL_S):
+                there = self._tier.batch_exists(_names(command.fingerprint, asked, shards, first))
             if len(there) != len(asked) * shards:
                 raise RuntimeError(f"{len(there)} answers for {len(asked) * shards} names")
             self._moved()
@@ -154,13 +185,15 @@ class Performer:
         return count
 
     def _forget(self, command: Command) -> None:
-        if command.kind == Kind.CLEAR:
-            self._tier.clear(command.fingerprint)
-        else:
-            self._tier.delete(_names(command.fingerprint, _keys(command), command.shards))
+        with self._calling(FORGET_S):
+            if command.kind == Kind.CLEAR:
+                self._tier.clear(command.fingerprint)
+            else:
+                self._tier.delete(_names(command.fingerprint, _keys(command), command.shards))
 
     def _health(self, command: Command) -> Answer:
-        health = self._tier.health()
+        with self._calling(CALL_S):
+            health = self._tier.health()
         return Answer(
             Kind.HEALTH,
             command.number,

@@ -119,6 +119,9 @@ class Porter:
         while self._ended:
             self._end(*self._ended.popleft())
         self._tell_progress()
+        if self._performer.is_caught():
+            self._give_up()
+            return False
         return True
 
     def _obey(self, command: Command, fd: int) -> None:
@@ -165,6 +168,17 @@ class Porter:
             send(self._channel, Answer(Kind.PROGRESS, 0, error=self._notes.take()))
         if self._has_moved and now_s - self._told_s >= PROGRESS_S:
             self._answer(Answer(Kind.PROGRESS, 0))
+
+    def _give_up(self) -> None:
+        """A call is caught: only the end of this process takes it back.
+
+        The server is told by the end of the socket, not by that of the process, which the kernel
+        may hold back just as it holds the call.
+        """
+        _log.error("a call of the tier does not end: this porter does")
+        while self._notes:
+            send(self._channel, Answer(Kind.PROGRESS, 0, error=self._notes.take()))
+        self._channel.shutdown(socket.SHUT_RDWR)
 
     # --- worker threads -------------------------------------------------------------------------
 

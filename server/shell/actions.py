@@ -88,6 +88,12 @@ class Actions:
             fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
                 effect.slots, effect.records
             ),
+            fx.KeepOwed: lambda effect: self._allocator.keep_owed(
+                effect, porters.stores[effect.tier]
+            ),
+            fx.DropOwed: lambda effect: self._allocator.drop_owed(
+                effect, porters.stores[effect.tier]
+            ),
             **self._tiers.performers,
         }
         self._apply: dict[type[Any], Callable[[Any, int], None]] = {

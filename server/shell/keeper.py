@@ -268,7 +268,10 @@ class Keeper:
         if self._stopping.is_set():
             ours.shutdown(socket.SHUT_RDWR)
         try:
-            self._role.greet(ours)
+            try:
+                self._role.greet(ours)
+            except OSError:  # it ended already; it may have said why
+                pass
             ready = self._await_ready(ours)
             if ready is not None:
                 if self._parties is not None:
@@ -331,7 +334,10 @@ class Keeper:
             _log.error("%s: %s", self._role.label, self._refusal)
             return None
         try:
-            packet = self._role.receive(channel)
+            try:
+                packet = self._role.receive(channel)
+            except ConnectionResetError:  # it left something unread, and may have said why
+                packet = self._role.receive(channel)
             if not packet:
                 self._refusal = "it ended before it was ready"
                 return None
@@ -339,8 +345,6 @@ class Keeper:
             if refusal is None:
                 return packet
             self._refusal = refusal
-        except ConnectionResetError:  # with what it was to read first unread
-            self._refusal = "it ended before it was ready"
         except (OSError, ValueError) as error:
             _log.error("%s did not start: %s", self._role.label, error)
             self._refusal = str(error)

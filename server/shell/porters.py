@@ -26,6 +26,7 @@ from server.porter.wire import (
     unpack_answer,
 )
 from server.shell.keeper import Keeper
+from server.shell.owedfiles import store_of
 from server.shell.parties import Parties
 from server.shell.porterlink import PorterLink
 from server.shell.reports import (
@@ -158,6 +159,7 @@ class Porters:
     Attributes:
         links: commands to each, by tier.
         specs: by tier.
+        stores: what each keeps its values in, by tier.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class Porters:
         module: str = MODULE,
     ) -> None:
         self.specs = {TierId(number): spec for number, spec in enumerate(specs)}
+        self.stores = {tier: store_of(spec) for tier, spec in self.specs.items()}
         self.links = {tier: PorterLink() for tier in self.specs}
         self._reporters = {tier: make_reporter(f"porter-{tier}") for tier in self.specs}
         roles = {tier: PorterRole(tier, spec, module) for tier, spec in self.specs.items()}

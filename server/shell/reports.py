@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from protocol.ids import ExtentId, InstanceId, PoolId, Token
+from protocol.ids import ExtentId, Fingerprint, InstanceId, PoolId, Token
 from server.copier.wire import Answer
 from server.core.adoption import PartyId
 from server.core.effects import CopierId, ProcessId, TierId
@@ -184,6 +184,15 @@ class PorterGone:
 
 
 @dataclass(frozen=True)
+class OwedKept:
+    """What a tier is still to forget is written down, or could not be, which the log says."""
+
+    tier: TierId
+    fingerprint: Fingerprint
+    serial: int
+
+
+@dataclass(frozen=True)
 class PorterRefused:
     """A tier could not be opened; that is tried again until the server ends."""
 
@@ -227,6 +236,7 @@ Report = (
     | PorterLost
     | PorterStuck
     | PorterGone
+    | OwedKept
     | PorterRefused
     | PorterEnded
     | DrainAsked

@@ -62,6 +62,9 @@ class TierActions:
             ),
             reports.PorterRefused: self._refused,
             reports.PorterEnded: lambda report, now_ns: None,
+            reports.OwedKept: lambda report, now_ns: self._core.owed_kept(
+                report.tier, report.fingerprint, report.serial, now_ns
+            ),
         }
 
     def deadline_ns(self) -> int | None:
@@ -129,6 +132,8 @@ class TierActions:
             what = "" if answer.kind == Kind.PROGRESS else f"{answer.kind.name}: "
             text = f"{self._porters.name(report.tier)}: {what}{answer.error}"
             self._complaints.note("tier_error", text)
+        elif answer.kind == Kind.PROGRESS:  # one with a text is only for the log
+            self._core.tier_moves(report.tier, now_ns)
         if answer.kind == Kind.UNMAP_EXTENT:
             self._extents.unmapped(link, ExtentId(answer.number), now_ns)
         else:

@@ -17,7 +17,7 @@ so many pieces of at least the second. As in the core."""
 MAX_RUNS = 64
 """Promotions of one node under way; further ones do not begin. As in the core."""
 
-DISK_GENERATIONS = 32
+DISK_AGES = 32
 """How finely a disk remembers when something was used; as the engine does."""
 
 ASK_S = 0.001
@@ -29,35 +29,33 @@ class Contents:
 
     Args:
         num_chunks: how many fit.
-        generations: into how many what it holds is sorted by its last use. Of the oldest one the
+        ages: into how many spans what it holds is sorted by its last use. Of the oldest the
             latest use goes first, so the end of a chain goes before what it stands on; 0 sorts
             strictly by age.
         num_distinct: chunks that there are in all, when known: what has room for all of them
             forgets nothing, and need not sort.
     """
 
-    def __init__(
-        self, num_chunks: int, generations: int = 0, num_distinct: int | None = None
-    ) -> None:
+    def __init__(self, num_chunks: int, ages: int = 0, num_distinct: int | None = None) -> None:
         self._room = num_chunks
         self._forgets = num_distinct is None or num_chunks < num_distinct
-        self._uses_each = max(1, num_chunks // generations) if generations else 1
+        self._uses_each = max(1, num_chunks // ages) if ages else 1
         self._uses = 0
-        self._generation_of: dict[int, int] = {}
-        self._by_generation: OrderedDict[int, OrderedDict[int, None]] = OrderedDict()
+        self._age_of: dict[int, int] = {}
+        self._by_age: OrderedDict[int, OrderedDict[int, None]] = OrderedDict()
 
     def __len__(self) -> int:
         """Chunks held."""
-        return len(self._generation_of)
+        return len(self._age_of)
 
     def __contains__(self, chunk: int) -> bool:
         """Whether a chunk is held."""
-        return chunk in self._generation_of
+        return chunk in self._age_of
 
     def leading(self, chunks: Sequence[int], begin: int, end: int) -> int:
         """How many chunks from ``begin`` on, and before ``end``, are held without a gap."""
         at = begin
-        while at < end and chunks[at] in self._generation_of:
+        while at < end and chunks[at] in self._age_of:
             at += 1
         return at - begin
 
@@ -66,35 +64,35 @@ class Contents:
         if not self._forgets:
             return
         for chunk in chunks:
-            if chunk in self._generation_of:
+            if chunk in self._age_of:
                 self._take_out(chunk)
                 self._enter(chunk)
 
     def put(self, chunk: int) -> None:
         """Takes a chunk in, or counts it as used when it is there."""
         if not self._forgets:
-            self._generation_of[chunk] = 0
+            self._age_of[chunk] = 0
             return
-        if chunk in self._generation_of:
+        if chunk in self._age_of:
             self._take_out(chunk)
         elif not self._room:
             return
-        elif len(self._generation_of) >= self._room:
-            self._take_out(next(reversed(next(iter(self._by_generation.values())))))
+        elif len(self._age_of) >= self._room:
+            self._take_out(next(reversed(next(iter(self._by_age.values())))))
         self._enter(chunk)
 
     def _enter(self, chunk: int) -> None:
-        generation = self._uses // self._uses_each
+        age = self._uses // self._uses_each
         self._uses += 1
-        self._generation_of[chunk] = generation
-        self._by_generation.setdefault(generation, OrderedDict())[chunk] = None
+        self._age_of[chunk] = age
+        self._by_age.setdefault(age, OrderedDict())[chunk] = None
 
     def _take_out(self, chunk: int) -> None:
-        generation = self._generation_of.pop(chunk)
-        mates = self._by_generation[generation]
+        age = self._age_of.pop(chunk)
+        mates = self._by_age[age]
         del mates[chunk]
         if not mates:
-            del self._by_generation[generation]
+            del self._by_age[age]
 
 
 class Reader:

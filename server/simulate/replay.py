@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from server.simulate.figures import Figures
-from server.simulate.lower import DISK_GENERATIONS, Contents, Writer
+from server.simulate.lower import DISK_AGES, Contents, Writer
 from server.simulate.node import Node, Tier
 from server.simulate.settings import Lower, Settings, Size
 from server.simulate.traces import Prompt, Trace
@@ -79,8 +79,8 @@ class _Fleet:
 
     def _contents(self, lower: Lower) -> Contents:
         there = self._working_set * self._settings.copies
-        generations = 0 if lower.is_shared else DISK_GENERATIONS
-        return Contents(self._room(lower.size), generations, there)
+        ages = 0 if lower.is_shared else DISK_AGES
+        return Contents(self._room(lower.size), ages, there)
 
     def _room(self, size: Size) -> int:
         """Chunks that fit; no more than there are, so that arrays for them stay small."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
+from server.config import MAX_PROMOTE_S, MIN_PROMOTE_S
 from server.core.config import CoreConfig
 from server.core.tiers.policy import Policy
 from server.sizes import invalid, parse_size, size_between
@@ -21,7 +22,6 @@ ROUTES = ("session", "round-robin")
 UNLIMITED = 1 << 62
 """Bytes that no trace fills."""
 
-MIN_DEADLINE_S, MAX_DEADLINE_S = 0.01, 3600.0
 DEADLINE_S = CoreConfig(0, 0).promote_deadline_s
 BYTES_PER_TOKEN = 128 << 10
 """32 layers of 8 KV heads of 128 values of 2 bytes, K and V: what the benchmarks take."""
@@ -223,8 +223,8 @@ def deadline(text: str | None) -> float:
     if text is None:
         return DEADLINE_S
     seconds = number("deadline", text.strip().removesuffix("s"))
-    if not MIN_DEADLINE_S <= seconds <= MAX_DEADLINE_S:
-        raise invalid("deadline", text, f"{MIN_DEADLINE_S:g} to {MAX_DEADLINE_S:g} seconds")
+    if not MIN_PROMOTE_S <= seconds <= MAX_PROMOTE_S:
+        raise invalid("deadline", text, f"{MIN_PROMOTE_S:g} to {MAX_PROMOTE_S:g} seconds")
     return seconds
 
 

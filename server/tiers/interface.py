@@ -8,13 +8,23 @@ Must not know: any engine. Runs in: the porter, on its worker threads, several c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from server.core.tiers.parts import Status
 
-__all__ = ["HEADER_BYTES", "Health", "Lister", "Name", "Part", "Status", "Tier", "TierError"]
+__all__ = [
+    "HEADER_BYTES",
+    "Health",
+    "Lister",
+    "Moving",
+    "Name",
+    "Part",
+    "Status",
+    "Tier",
+    "TierError",
+]
 
 HEADER_BYTES = 128
 """Of our own header before every value."""
@@ -124,6 +134,17 @@ class Tier(Protocol):
     def close(self) -> None:
         """Ends it in good order."""
         ...
+
+
+@runtime_checkable
+class Moving(Protocol):
+    """A tier that says, within a call, that it gets on: one over a slow network, for instance.
+
+    Attributes:
+        moved: set by the porter; to be called after each part that was carried, from any thread.
+    """
+
+    moved: Callable[[], None]
 
 
 @runtime_checkable

@@ -81,6 +81,9 @@ class ObjectStore:
         carrying: the same for everything else, which may take longer.
         bucket: its name, for people.
         concurrency: threads of the porter.
+
+    Attributes:
+        moved: called after each object that was carried.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class ObjectStore:
         self._asking = asking
         self._client = carrying
         self._bucket = bucket
+        self.moved: Callable[[], None] = lambda: None
         self._errors = (importlib.import_module("obstore.exceptions").BaseError, OSError)
         self._full_until = 0.0
         self._seen = Presence(time.monotonic)
@@ -202,6 +206,7 @@ class ObjectStore:
             return Status.ERROR
         part.header[:] = data[:HEADER_BYTES]
         part.payload[:] = data[HEADER_BYTES:]
+        self.moved()
         self._seen.note(part.name)
         return Status.OK
 
@@ -213,6 +218,7 @@ class ObjectStore:
             self._library.put(self._client, path_of(part.name), value, use_multipart=False)
         except self._errors as error:
             return Status.NO_ROOM if _REFUSED.search(str(error)) else Status.ERROR
+        self.moved()
         self._seen.note(part.name)
         return Status.OK
 

@@ -120,6 +120,8 @@ class Valkey:
         end = time.monotonic() + CLEAR_S
         try:
             with self._link.use() as client:
+                if self._is_cluster:
+                    self._raise_unless_whole(client)
                 for keys in self._scan(client, f"{{kvkeep/1/{fingerprint.hex()}/*"):
                     if time.monotonic() >= end:
                         raise TierError(f"valkey: not cleared within {CLEAR_S} s; some is left")
@@ -198,6 +200,15 @@ class Valkey:
             if isinstance(answer, Exception):
                 raise TierError(f"valkey: {one_line(answer)}")
 
+    def _raise_unless_whole(self, client: Any) -> None:
+        """Without all of its primaries a cluster cannot be cleared.
+
+        What one that is away holds would come back with it, and the library's scan waits for it
+        without end.
+        """
+        if b"cluster_slots_ok:16384" not in client.custom_command(["CLUSTER", "INFO"]):
+            raise TierError("valkey: not cleared: a primary is away")
+
     def _scan(self, client: Any, pattern: str) -> Iterator[list[bytes]]:
         if not self._is_cluster:
             cursor: Any = b"0"
@@ -208,9 +219,7 @@ class Valkey:
                     return
         cursor = self._glide.ClusterScanCursor()
         while not cursor.is_finished():
-            cursor, keys = client.scan(
-                cursor, match=pattern, count=_GROUP, allow_non_covered_slots=True
-            )
+            cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
             yield keys
 
     def _health(self) -> Health:

@@ -237,6 +237,23 @@ def test_what_a_stay_before_had_mapped_meanwhile_is_mapped_and_locked_once(
         assert bench.mapper.join(5)
 
 
+def test_a_lock_is_given_up_in_its_turn(
+    file: ExtentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with simulated(monkeypatch, tmp_path) as gpu:
+        bench = Bench(gpu.seam)
+        bench.map(file)
+        assert bench.next_report() == MapReport(ORIGIN, 1, True)
+        assert bench.mapper._pinner is not None
+        bench.mapper._pinner.not_before_s = turn_s = time.monotonic() + 0.5
+        bench.mapper.unmap(ORIGIN, 1)
+        assert bench.next_report() == MapReport(ORIGIN, 1, False)
+        assert time.monotonic() >= turn_s
+        assert bench.journal.counters()["extents_unpinned"] == 1
+        bench.mapper.stop()
+        assert bench.mapper.join(5)
+
+
 def test_what_could_not_be_locked_is_unmapped_in_steps_too(
     file: ExtentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,23 @@ def test_an_extent_that_is_forgotten_does_not_stay_locked(rig: Rig) -> None:
     assert not rig.is_known(address)
 
 
+def test_giving_a_lock_up_is_paced_as_well(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    extent = rig.extent()
+    assert rig.pinner.pin(extent)
+    unpin = MappedExtent.unpin
+
+    def slow(extent: MappedExtent) -> None:
+        time.sleep(0.05)  # what the driver takes
+        unpin(extent)
+
+    monkeypatch.setattr(MappedExtent, "unpin", slow)
+    begin_s = time.monotonic()
+    rig.pinner.unpin(extent)
+    assert not is_locked(extent)
+    assert rig.pinner.not_before_s >= begin_s + 0.1
+    assert rig.journal.counters()["extents_unpinned"] == 1
+
+
 def test_a_lock_whose_end_fails_does_not_keep_the_mapping(rig: Rig) -> None:
     extent = rig.extent()
     assert rig.pinner.pin(extent)

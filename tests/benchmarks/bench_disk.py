@@ -1,7 +1,8 @@
 """What the disk tier moves beside fio, in turns, on the same files.
 
     python -m tests.benchmarks.bench_disk --folder DIR [--size 8G] [--rounds 7] [--threads 4]
-                                          [--value 4M] [--layout slab] [--json PATH]
+                                          [--value 4M] [--layout slab] [--order random]
+                                          [--json PATH]
 
 Each round writes a folder full of new values and reads them all back through what a porter runs:
 jobs of parts that lie in an extent of shared memory, sealed before, checked after, on as many
@@ -83,7 +84,10 @@ class Figures:
 class Rig:
     """A tier, an extent of shared memory, and threads that work as a porter's do."""
 
-    def __init__(self, folder: Path, size: int, threads: int, value: int, layout: str) -> None:
+    def __init__(
+        self, folder: Path, size: int, threads: int, value: int, layout: str, is_random: bool
+    ) -> None:
+        self.is_random = is_random
         self.folder = folder
         self.threads, self.value = threads, value
         self.count = int(size * SHARE) // (value + PAGE)
@@ -127,6 +131,9 @@ class Rig:
     def command(self, kind: Kind, thread: int, begin: int, round_number: int) -> Command:
         """One job: as many values as fit into a thread's slots."""
         numbers = np.arange(begin, min(begin + self.slots, self.count))
+        if kind == Kind.GET and self.is_random:
+            # Slots are filled in their order; reads of many requests come in any.
+            numbers = np.random.default_rng(round_number).permutation(self.count)[numbers]
         parts = np.zeros(len(numbers), PART_DTYPE)
         keys = [b"%08d%08d" % (number, round_number) for number in numbers]
         parts["key"] = np.frombuffer(b"".join(keys), "V16")
@@ -172,13 +179,15 @@ def fio(rig: Rig, rw: str) -> float:
         GB/s.
     """
     total = rig.count * rig.value
+    share = total // rig.threads // rig.value * rig.value
     files = rig.files()
     size = sum(path.stat().st_size for path in files) if files[0].exists() else total
     command = [
         *("fio", "--name=kvkeep", "--ioengine=psync", "--direct=1", f"--numjobs={rig.threads}"),
-        *(f"--bs={rig.value}", f"--rw=rand{rw}", "--norandommap", "--group_reporting"),
+        *(f"--bs={rig.value}", f"--rw={'rand' * rig.is_random}{rw}", "--group_reporting"),
+        *(("--norandommap",) if rig.is_random else (f"--offset_increment={share}",)),
         *(f"--filename={':'.join(map(str, files))}", f"--size={size}", "--fallocate=none"),
-        *(f"--io_size={total // rig.threads}", "--thread", "--output-format=json"),
+        *(f"--io_size={share}", "--thread", "--output-format=json"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -210,27 +219,37 @@ def measure(rig: Rig, rounds: int, told: Callable[[str], None]) -> Figures:
 @click.option("--threads", default=4, show_default=True, type=click.IntRange(1, 64))
 @click.option("--value", default="4M", show_default=True)
 @click.option("--layout", default="slab", type=click.Choice(["slab", "files"]))
+@click.option("--order", default="random", type=click.Choice(["random", "sequential"]))
 @click.option("--json", "path", type=click.Path(path_type=Path))
 def main(
-    folder: Path, size: str, rounds: int, threads: int, value: str, layout: str, path: Path | None
+    folder: Path,
+    size: str,
+    rounds: int,
+    threads: int,
+    value: str,
+    layout: str,
+    order: str,
+    path: Path | None,
 ) -> None:
     """Measures the disk tier beside fio."""
     if shutil.which("fio") is None:
         raise click.ClickException("fio was not found: apt-get install fio, or the like")
     if folder.exists() and any(folder.iterdir()):
         raise click.ClickException(f"{folder} is not empty; everything in it would be removed")
-    rig = Rig(folder, parse_size("size", size), threads, parse_size("value", value), layout)
+    sizes = parse_size("size", size), parse_size("value", value)
+    rig = Rig(folder, sizes[0], threads, sizes[1], layout, order == "random")
     try:
         figures = measure(rig, rounds, lambda line: click.echo(line, err=True))
     finally:
         rig.close()
         shutil.rmtree(folder)
     document = {
-        "folder_bytes": parse_size("size", size),
+        "folder_bytes": sizes[0],
         "values": rig.count,
         "value_bytes": rig.value,
         "threads": threads,
         "layout": layout,
+        "order": order,
         "load_1min": os.getloadavg()[0],
         **figures.document(),
     }

@@ -29,8 +29,9 @@ import click
 
 from protocol.messages import EndSession, LookupReply, QueryPrefetchStatus, Released
 from server import asking
+from tests.tiers.rig import UP_S, num_up
 from tests.wire.client import Engine, make_keys, make_namespace
-from tests.wire.process import ROOT, ServerProcess
+from tests.wire.process import ROOT, ServerProcess, wait_until
 
 MIB: Final = 1 << 20
 PAGE_BYTES: Final = MIB
@@ -136,6 +137,7 @@ class Arm:
         folder.mkdir()
         tiers = ("--l2", l2, "--promote-deadline", "10s") if l2 else ()
         self._server = ServerProcess(folder, arena_dir, "--l1-size", L1, *tiers)
+        assert wait_until(lambda: num_up(self._server) == bool(l2), UP_S, 0.02)
         names = [sys.executable, "-m", "tests.benchmarks.bench_tiers"]
         self._load = subprocess.Popen(
             [*names, "--load", self._server.url, self._server.side_path],

@@ -17,7 +17,7 @@ from tests.repository import tree
 
 PAGE = tree.text("docs/scale.md")
 PLAIN = re.sub(r"\s+", " ", PAGE)
-WHOLE = os.environ.get("KVKEEP_TRACES", "")
+WHOLE = os.environ.get("KV_TRACES", "")
 SLOW = ("A-1000", "B-1000", "C-1000")
 
 VARIABLES = dict(re.findall(r"^([A-Z]+)=\"(.*)\"$", PAGE, re.M))
@@ -33,7 +33,7 @@ TRACES = [name for name in COMMANDS if name not in FLEETS]
 def document(name: str) -> dict[str, Any]:
     """What a command of the page says."""
     line = COMMANDS[name]
-    for variable, value in {**VARIABLES, "KVKEEP_TRACES": WHOLE}.items():
+    for variable, value in {**VARIABLES, "KV_TRACES": WHOLE}.items():
         line = line.replace(f"${variable}", value)
     words = [word.replace("tests/", f"{tree.ROOT}/tests/", 1) for word in line.split()]
     done = CliRunner().invoke(command, [*words, "--json"])
@@ -143,7 +143,7 @@ def test_the_arithmetic_by_hand_is_the_simulations() -> None:
     assert f"{a_node:.3f} × ({read:.2f} + {written:.2f}) × 8 = {gbits:.1f} Gbit/s" in PLAIN
 
 
-@pytest.mark.skipif(not WHOLE, reason="KVKEEP_TRACES names no folder with the public traces")
+@pytest.mark.skipif(not WHOLE, reason="KV_TRACES names no folder with the public traces")
 @pytest.mark.parametrize("name", TRACES)
 def test_the_figures_of_whole_traces(name: str) -> None:
     assert trace_row(name, document(name)) in PAGE

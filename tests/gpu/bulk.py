@@ -36,6 +36,21 @@ class LoadTimes:
     hooks_s: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Saving:
+    """A save under way.
+
+    Attributes:
+        request_id: of the request.
+        chunks_before: chunks that had been saved before.
+        is_held: whether the host keeps the request's pages until the save is settled.
+    """
+
+    request_id: int
+    chunks_before: int
+    is_held: bool
+
+
 def long_prompt(num_tokens: int, seed: int) -> list[int]:
     """A prompt that no other seed begins like."""
     rng = np.random.default_rng(seed)
@@ -44,6 +59,8 @@ def long_prompt(num_tokens: int, seed: int) -> list[int]:
 
 class BulkRig(DeviceRig):
     """One engine; the first half of its pages is for saving, the second for loading.
+
+    One page more is for the last token of each prompt, which is never saved.
 
     Args:
         url: of the server.
@@ -58,7 +75,8 @@ class BulkRig(DeviceRig):
     ) -> None:
         rows = max(NUM_PATTERNS, min(2 * num_blocks, (64 << 20) // kind.page_bytes))
         pages = 2 * num_blocks
-        super().__init__(url, folder, ground, kind, pages, rows, load_mode="sync")
+        super().__init__(url, folder, ground, kind, pages + 1, rows, load_mode="sync")
+        self.spare = pages
         self.num_blocks = num_blocks
         rng = np.random.default_rng(5)
         self.patterns = rng.integers(0, 256, (NUM_PATTERNS, kind.page_bytes), dtype=np.uint8)
@@ -105,25 +123,47 @@ class BulkRig(DeviceRig):
         Returns:
             Seconds from the forward's report until the engine may reuse the pages, all being saved.
         """
+        begun_s = time.perf_counter()
+        self._finish_save(self._begin_save(prompt), begun_s)
+        return time.perf_counter() - begun_s
+
+    def save_beside_load(self, prompt: list[int], held: list[int]) -> float:
+        """Has one prompt's pages saved and another's loaded at once.
+
+        Args:
+            prompt: to save.
+            held: saved before, to load.
+
+        Returns:
+            Seconds until both were done.
+        """
+        begun_s = time.perf_counter()
+        saving = self._begin_save(prompt)
+        self.load(held)
+        self._finish_save(saving, begun_s)
+        return time.perf_counter() - begun_s
+
+    def _begin_save(self, prompt: list[int]) -> Saving:
         request = FakeRequest(self.next_id, list(prompt))
         self.next_id += 1
         self.query(request)
-        pages = [*self.sources, self.targets[-1]]
+        pages = [*self.sources, self.spare]
         self.scheduler.update_state_after_alloc(request, pages)
         before = self.worker.counters().get("chunks_saved", 0)
-        begun_s = time.perf_counter()
         self.iterate(Output([Report(request.request_id, list(prompt), pages, 0, len(prompt))]))
         request.tokens.append(1)
-        if self.scheduler.request_finished(request, pages):
-            self.collect((request.request_id,))
-            while request.request_id not in self.saved:
+        is_held = self.scheduler.request_finished(request, pages)
+        return Saving(request.request_id, before, is_held)
+
+    def _finish_save(self, saving: Saving, begun_s: float) -> None:
+        if saving.is_held:
+            self.collect((saving.request_id,))
+            while saving.request_id not in self.saved:
                 assert time.perf_counter() - begun_s < LIMIT_S, self.worker.counters()
                 time.sleep(0.0005)  # a pace, not a wait: the loop ends by its condition
                 self.iterate(Output())
-        took_s = time.perf_counter() - begun_s
-        saved = self.worker.counters().get("chunks_saved", 0) - before
+        saved = self.worker.counters().get("chunks_saved", 0) - saving.chunks_before
         assert saved == self.num_blocks, f"{saved} of {self.num_blocks} pages were saved"
-        return took_s
 
     def load(self, prompt: list[int]) -> LoadTimes:
         """Loads a saved prompt into the other half, as the host's iteration does."""
@@ -143,7 +183,7 @@ class BulkRig(DeviceRig):
             "get_num_new_matched_tokens", self.scheduler.get_num_new_matched_tokens, request, 0
         )
         assert (offered, is_async) == (len(prompt) - 1, False), (offered, is_async)
-        pages = [*self.targets, self.sources[0]]
+        pages = [*self.targets, self.spare]
         timed("update_state_after_alloc", self.scheduler.update_state_after_alloc, request, pages)
         report = Report(request.request_id, list(prompt), pages, 0, 1)
         metadata = timed(

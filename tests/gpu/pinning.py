@@ -1,4 +1,7 @@
-"""Step ``pinning``: seconds per GiB of page-locking, and a neighbour's launches meanwhile.
+"""Step ``pinning``: seconds per GiB of page-locking, and what kernel launches take meanwhile.
+
+Launches of two: of a neighbour, another process on the device, and of this process's own second
+thread, as the engine's executor has them while the adapter's mapper page-locks beside it.
 
 Extents are page-locked as the adapter does it: read-only mappings of shared memory that is
 populated, one after the other, with a pause as long as each took (at most 0.25 s).
@@ -12,6 +15,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ground import Ground, is_large
+from tests.gpu.neighbour import Launches
 from tests.slow.figure import Figure
 from tests.wire.process import ROOT
 
@@ -67,6 +72,65 @@ class Neighbour:
         self._child.communicate()
 
 
+class Executor:
+    """A thread of this process that launches kernels.
+
+    Args:
+        ground: whose device.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self._stopping = threading.Event()
+        self._begun = threading.Event()
+        self._launches: Launches | None = None
+        self._thread = threading.Thread(target=self._run, args=(ground,), daemon=True)
+        self._thread.start()
+        self._begun.wait(LIMIT_S)
+        assert self._launches is not None, "no kernel was launched"
+
+    def _run(self, ground: Ground) -> None:
+        try:
+            ground.device.bind()
+            self._launches = launches = Launches(ground)
+        finally:
+            self._begun.set()
+        while not self._stopping.is_set():
+            launches.once()
+
+    def period(self) -> dict[str, float]:
+        """Figures of its launches since the last call."""
+        assert self._launches is not None
+        return self._launches.take()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._stopping.set()
+        self._thread.join(LIMIT_S)
+
+
+class Watched:
+    """Launches of both, by the time in which they were.
+
+    Args:
+        neighbour: in another process.
+        executor: in this one.
+    """
+
+    def __init__(self, neighbour: Neighbour, executor: Executor) -> None:
+        self._all = {"neighbour": neighbour.period, "own process": executor.period}
+        self.figures: dict[str, Figure] = {}
+        self._take()
+
+    def _take(self) -> dict[str, dict[str, float]]:
+        return {who: period() for who, period in self._all.items()}
+
+    def end(self, when: str) -> None:
+        """A time ends, and the next begins."""
+        for who, values in self._take().items():
+            for name, value in values.items():
+                self.figures[f"{who}, {when}: {name}"] = Figure(value)
+
+
 @contextmanager
 def extents(num_bytes: int, count: int) -> Iterator[list[tuple[int, int]]]:
     """Files of shared memory, populated and mapped read-only; (address, length) of each."""
@@ -92,30 +156,32 @@ def measure(ground: Ground, is_quick: bool) -> dict[str, Figure]:
     num_bytes = (1 << 30) if has_room else 8 << 20
     count = 2 if is_quick or not has_room else 4
     took: list[float] = []
-    with extents(num_bytes, count) as found, closing(Neighbour(ground)) as neighbour:
-        neighbour.period()
+    with (
+        extents(num_bytes, count) as found,
+        closing(Neighbour(ground)) as neighbour,
+        closing(Executor(ground)) as executor,
+    ):
+        watched = Watched(neighbour, executor)
         time.sleep(QUIET_S if has_room else 0.1)  # the time that is measured
-        quiet = neighbour.period()
+        watched.end("quiet")
         pinned = []
         for address, length in found:
             begun_s = time.perf_counter()
             pinned.append(ground.device.pin(address, length))
             took.append(time.perf_counter() - begun_s)
             time.sleep(min(took[-1], MAX_PAUSE_S))  # as the adapter does
-        busy = neighbour.period()
+        watched.end("while extents are page-locked")
         is_read_only = pinned[0].is_read_only
         begun_s = time.perf_counter()
         for one in pinned:
             one.close()
         release_s = time.perf_counter() - begun_s
+        watched.end("while extents are released")
     per_gib = (1 << 30) / num_bytes
-    figures = {
+    return {
         "read-only page-locking works": Figure(is_read_only),
         "seconds per GiB": Figure(round(sum(took) / count * per_gib, 3)),
         "seconds per GiB, slowest extent": Figure(round(max(took) * per_gib, 3)),
         "seconds per GiB to release": Figure(round(release_s / count * per_gib, 3)),
+        **watched.figures,
     }
-    for when, values in (("quiet", quiet), ("while extents are page-locked", busy)):
-        for name, value in values.items():
-            figures[f"neighbour, {when}: {name}"] = Figure(value)
-    return figures

@@ -2,7 +2,8 @@
 
 Saves are timed as the engine sees them: from the forward's report until it may reuse the pages, the
 copy into the arena and all messages included. Loads from ``start_load_kv`` until the engine's
-stream is through. The plain copy is measured before and after; the best of each counts.
+stream is through. The plain copy is measured before and after; the best of each counts. A save and
+a load at once are timed until both are done, beside the time that they take one after the other.
 """
 
 from __future__ import annotations
@@ -135,6 +136,27 @@ def in_a_row(rig: BulkRig, rounds: int) -> tuple[float, float]:
     return saved, loaded
 
 
+def at_once(rig: BulkRig, rounds: int) -> tuple[float, float]:
+    """A save and a load beside each other, and one after the other; bytes per second of both.
+
+    Raises:
+        AssertionError: a byte was wrong.
+    """
+    last = rig.prompt(20_000)
+    rig.save(last)
+    rig.await_server()
+    beside_s, apart_s = [], []
+    for number in range(rounds):
+        beside_s.append(rig.save_beside_load(rig.prompt(20_001 + 2 * number), last))
+        rig.await_server()
+        saved_s = rig.save(rig.prompt(20_002 + 2 * number))
+        rig.await_server()
+        apart_s.append(saved_s + rig.load(last).done_s)
+    wrong = rig.num_wrong_pages()
+    assert wrong == 0, f"{wrong} pages were loaded with other bytes"
+    return 2 * rig.num_bytes / min(beside_s), 2 * rig.num_bytes / min(apart_s)
+
+
 def one(
     ground: Ground, products: Products, name: str, num_bytes: int, rounds: int
 ) -> dict[str, Figure]:
@@ -151,6 +173,7 @@ def one(
             alone = beside(products, lambda: products.rate(0.2 * rounds))[1]
             saved, loaded = engine_rates(rig, products, rounds)
             rows = dict(zip(directions, in_a_row(rig, rounds), strict=True))
+            beside_each_other, apart = at_once(rig, rounds)
             way = rig.check_way()
         finally:
             rig.close()
@@ -169,6 +192,9 @@ def one(
         figures[f"{title}, the product slows down by"] = Figure(
             round(slowed, 3), f"< {MAX_SLOW_DOWN}", slowed < MAX_SLOW_DOWN
         )
+    both = f"save and load at once, {name} pages in a row"
+    figures[f"{both}, GiB/s"] = Figure(round(beside_each_other / GIB, 2))
+    figures[f"{both}, gain over one after the other"] = Figure(round(beside_each_other / apart, 2))
     return figures
 
 

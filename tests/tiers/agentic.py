@@ -14,7 +14,8 @@ from adapter.conformance.agentic.rig import SETTINGS, Played, Scale, engine
 from adapter.conformance.agentic.workload import Workload
 from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, align
 from tests.tiers.leaflru import hits
-from tests.wire.process import ServerProcess
+from tests.tiers.rig import UP_S, num_up
+from tests.wire.process import ServerProcess, wait_until
 
 EXTENT_BYTES = 256 << 10
 WORKLOAD = Workload(32)
@@ -54,7 +55,9 @@ def launch(folder: Path, arena_dir: Path, *more: str, at_exit: str = "remove") -
     """A server whose L1 is a quarter of the working set."""
     folder.mkdir(exist_ok=True)
     sizes = ("--l1-size", str(quarter_extents() * EXTENT_BYTES), "--extent-size", str(EXTENT_BYTES))
-    return ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
+    server = ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
+    assert wait_until(lambda: num_up(server) == more.count("--l2"), UP_S, 0.02), server.log()
+    return server
 
 
 def unlimited() -> list[int]:

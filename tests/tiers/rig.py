@@ -6,6 +6,7 @@ counters of STATS, nothing of the inside. Runs in the pytest process.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
+from protocol import side
 from protocol.limits import MAX_WAIT_MS
-from protocol.messages import EndSession, LookupReply, QueryPrefetchStatus, Released
+from protocol.messages import (
+    Done,
+    EndSession,
+    LookupReply,
+    QueryPrefetchStatus,
+    Released,
+    Unregister,
+)
 from server import asking
 from tests.wire.client import Engine, make_keys, make_namespace
 from tests.wire.process import ServerProcess, wait_until
@@ -31,6 +40,13 @@ NUM_CHAINS = 16
 
 PATIENT = ("--promote-deadline", "30s")
 STATS_S = 10.0
+UP_S = 20.0
+
+_TOLD = re.compile("tier_|miss_|pinned|promot|prefetch|evicted|arena_q")
+"""Counters that say why something was not found, for whoever reads a failure."""
+
+_LEFT: set[tuple[bytes, bytes]] = set()
+"""Epoch and token of every engine of this process that left."""
 
 
 def sizes(l1_bytes: int = L1_BYTES) -> tuple[str, ...]:
@@ -46,7 +62,7 @@ def disk(folder: Path, size: str = "64M", **options: str) -> str:
 def serve(
     folder: Path, arena_dir: Path, *l2: str, more: Sequence[str] = PATIENT, at_exit: str = "remove"
 ) -> ServerProcess:
-    """A server with tiers, in the order given.
+    """A server with tiers, in the order given; they are up.
 
     Args:
         folder: short path for its sockets; made if absent.
@@ -57,7 +73,18 @@ def serve(
     """
     folder.mkdir(exist_ok=True)
     tiers = [word for url in l2 for word in ("--l2", url)]
-    return ServerProcess(folder, arena_dir, *sizes(), *tiers, *more, "--arena-at-exit", at_exit)
+    server = ServerProcess(folder, arena_dir, *sizes(), *tiers, *more, "--arena-at-exit", at_exit)
+    if not wait_until(lambda: num_up(server) == len(l2), UP_S, 0.02):
+        said = server.log()
+        server.kill()
+        raise AssertionError(f"tiers are not up: {said}")
+    return server
+
+
+def num_up(server: ServerProcess) -> int:
+    """How many tiers may be asked now."""
+    values = counters(server)
+    return sum(values[name] for name in values if re.fullmatch(r"tier_.*_up", name))
 
 
 def content(key: bytes) -> bytes:
@@ -68,6 +95,25 @@ def content(key: bytes) -> bytes:
 def chains(count: int = NUM_CHAINS, seed: int = 0) -> list[list[bytes]]:
     """Keys of a working set."""
     return [make_keys(1000 * seed + at, CHAIN) for at in range(count)]
+
+
+def arrive(engine: Engine, server: ServerProcess) -> None:
+    """An engine that has said hello reads nothing of former servers.
+
+    This process lives on after ``leave``: its word is what ends a quarantine.
+    """
+    former = {(epoch, token) for epoch, token in _LEFT if epoch != engine.welcome.epoch}
+    for epoch, token in former:
+        engine.side.send(side.pack(side.Drained(epoch=epoch, token=token)))
+    if former:
+        assert wait_until(lambda: not counters(server)["arena_quarantined_bytes"])
+
+
+def leave(engine: Engine, server: ServerProcess) -> None:
+    """What an engine mapped is never looked at again; its server may be gone."""
+    _LEFT.add((engine.welcome.epoch, engine.welcome.token))
+    if server.process.poll() is None:
+        engine.wire.call(Unregister(session=engine.session), Done)
 
 
 class TierEngine(Engine):
@@ -82,17 +128,27 @@ class TierEngine(Engine):
         namespace = make_namespace(PAGE_BYTES, model)
         super().__init__(server.url, server.side_path, namespace, num_pages=CHAIN)
         self.request = 0
+        self._server = server
+        arrive(self, server)
         self.register()
         self.pump_while_waiting()
 
+    def close(self) -> None:
+        """Leaves; what it mapped is never looked at again. Its server may be gone."""
+        leave(self, self._server)
+        super().close()
+
     def keep(self, keys: list[bytes], limit_s: float = 20.0) -> None:
-        """Saves a chain; again where the server has no room for it at once."""
+        """Saves a chain, again where the server has no room at once, until it can be found."""
         for page, key in enumerate(keys):
             self.pages[page] = np.frombuffer(content(key), np.uint8)
         deadline_s = time.monotonic() + limit_s
         while self.save(keys, list(range(len(keys)))) < len(keys):
             assert time.monotonic() < deadline_s, "no room in time"
             time.sleep(0.005)
+        while counters(self._server)["extents_unmapped"]:
+            assert time.monotonic() < deadline_s, "not mapped in time"
+            self.pump()
 
     def look(self, keys: list[bytes], wait_ms: int = MAX_WAIT_MS) -> LookupReply:
         """LOOKUP and, where more is on its way, one QUERY_PREFETCH_STATUS."""
@@ -156,7 +212,9 @@ def filled(server: ServerProcess, tier: str, working_set: list[list[bytes]]) -> 
 def fetched(server: ServerProcess, working_set: list[list[bytes]]) -> list[int]:
     """What a new engine finds of each chain."""
     with TierEngine(server) as engine:
-        return [engine.fetch(keys) for keys in working_set]
+        found = [engine.fetch(keys) for keys in working_set]
+    print(found, {name: value for name, value in counters(server).items() if _TOLD.match(name)})
+    return found
 
 
 @contextmanager

@@ -25,9 +25,9 @@ import numpy as np
 
 from protocol.messages import EndSession, LookupReply, QueryPrefetchStatus, Released
 from tests.tiers.leaflru import LeafLru
-from tests.tiers.rig import counters
+from tests.tiers.rig import UP_S, arrive, counters, leave, num_up
 from tests.wire.client import Engine, make_namespace
-from tests.wire.process import ServerProcess
+from tests.wire.process import ServerProcess, wait_until
 
 BLOCK_TOKENS: Final = 64
 PAGE_BYTES: Final = 4096
@@ -96,14 +96,21 @@ class Player:
         server: where.
         most: blocks of the longest prompt.
         wait_ms: of a QUERY_PREFETCH_STATUS.
+        is_calm: let tiers write what was stored before the next request. People think for longer
+            than that between their requests; here nobody does.
     """
 
-    def __init__(self, server: ServerProcess, most: int, wait_ms: int) -> None:
+    def __init__(
+        self, server: ServerProcess, most: int, wait_ms: int, is_calm: bool = False
+    ) -> None:
         namespace = make_namespace(PAGE_BYTES, "tests/sessions")
+        self._server = server
         self._engine = Engine(server.url, server.side_path, namespace, most)
+        arrive(self._engine, server)
         self._engine.register()
         self._engine.pump_while_waiting()
         self._wait_ms = wait_ms
+        self._is_calm = is_calm
         self._number = 0
         self.slowest_s = 0.0
 
@@ -127,6 +134,8 @@ class Player:
         end = EndSession(session=engine.session, request=self._number)
         engine.wire.call(end, Released)
         self._store(one.keys, found.ready)
+        if self._is_calm:
+            assert wait_until(lambda: not _puts_waiting(self._server), 30.0, 0.002)
         return min(found.ready, one.usable)
 
     def _store(self, keys: list[bytes], ready: int) -> None:
@@ -143,12 +152,20 @@ class Player:
 
     def close(self) -> None:
         """Leaves."""
+        leave(self._engine, self._server)
         self._engine.close()
 
 
-def play(server: ServerProcess, asked: Sequence[Asked], wait_ms: int) -> dict[str, Any]:
+def _puts_waiting(server: ServerProcess) -> int:
+    values = counters(server)
+    return sum(values[name] for name in values if name.endswith("_puts_waiting"))
+
+
+def play(
+    server: ServerProcess, asked: Sequence[Asked], wait_ms: int, is_calm: bool = False
+) -> dict[str, Any]:
     """All requests, one after the other; figures of them and of the server."""
-    player = Player(server, max(len(one.keys) for one in asked), wait_ms)
+    player = Player(server, max(len(one.keys) for one in asked), wait_ms, is_calm)
     begin_s = time.monotonic()
     hits = sum(player.ask(one) for one in asked)
     player.close()
@@ -168,7 +185,9 @@ def launch(
     """A server whose L1 is a quarter of all blocks."""
     l1_bytes = l1_extents(asked) * EXTENT_BYTES
     sizes = ("--l1-size", str(l1_bytes), "--extent-size", str(EXTENT_BYTES))
-    return ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
+    server = ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
+    assert wait_until(lambda: num_up(server) == more.count("--l2"), UP_S, 0.02), server.log()
+    return server
 
 
 @click.command()
@@ -176,8 +195,11 @@ def launch(
 @click.option("--l2", multiple=True, help="URL of a tier")
 @click.option("--deadline", default="1s", show_default=True)
 @click.option("--wait-ms", default=15, show_default=True, help="0 for no wait")
+@click.option("--calm", is_flag=True, help="let tiers write between requests")
 @click.option("--json", "as_json", is_flag=True)
-def main(traces: Path, l2: tuple[str, ...], deadline: str, wait_ms: int, as_json: bool) -> None:
+def main(
+    traces: Path, l2: tuple[str, ...], deadline: str, wait_ms: int, calm: bool, as_json: bool
+) -> None:
     """Plays all sessions once."""
     asked = read_sessions(traces)
     more = [word for url in l2 for word in ("--l2", url)]
@@ -188,7 +210,7 @@ def main(traces: Path, l2: tuple[str, ...], deadline: str, wait_ms: int, as_json
         TemporaryDirectory(prefix="kvk-", dir="/dev/shm") as shared,
         launch(Path(folder), Path(shared) / "a", asked, *more) as server,
     ):
-        figures = play(server, asked, wait_ms)
+        figures = play(server, asked, wait_ms, calm)
     figures |= {"unlimited": unlimited(asked), "l1_counted": counted(asked)}
     if as_json:
         print(json.dumps(figures, indent=2))

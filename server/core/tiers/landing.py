@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.ids import ID_BYTES
 from protocol.messages import StopReason
 from server.core.admission import MORE, SLICE_BLOCKS, Steps
 from server.core.index import ABSENT
@@ -58,6 +57,7 @@ class Landing:
         good = self._judge(run, piece)
         if good < piece.end:
             self._drop_bad(run, piece)
+        self._lock(run, good)
         yield MORE
         for span in piece.spans:
             statuses = _statuses(piece, span)
@@ -124,29 +124,43 @@ class Landing:
                 statuses, at = _statuses(piece, span), span.first - piece.first
                 bad[at : at + span.length] |= statuses == Status.CORRUPT
                 bad[at : at + span.length] |= statuses == Status.ABSENT
-        keys = b"".join(run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad))
+        keys = [run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad)]
         if keys:
             run.num_drops += 1
-            dropped = partial(self._dropped, run)
-            self._tiers.drop(tier, run.owner.fingerprint, keys, run.owner.num_shards, dropped)
+            dropped = partial(self._dropped, run, keys, tier.bit)
+            name, shards = run.owner.fingerprint, run.owner.num_shards
+            self._tiers.drop(tier, name, b"".join(keys), shards, dropped)
 
-    def _dropped(self, run: Run, is_done: bool) -> None:
+    def _dropped(self, run: Run, keys: list[bytes], bit: int, is_done: bool) -> None:
         run.num_drops -= 1
+        index = run.index
+        if index is run.owner.index:
+            # What L1 holds of them went below, too: it is written again with the rest.
+            cells = index.cells[[node for node in index.find_all(keys) if node != ABSENT]]
+            index.slots.tiers[cells[cells != ABSENT]] &= np.uint8(~bit & 0xFF)
         self._wake(run)
 
-    def _advance(self, run: Run, good: int) -> None:
-        """The chunks before ``good`` are published; the last of them is locked now."""
-        if good <= run.frontier or run.tier is None:
+    def _lock(self, run: Run, good: int) -> None:
+        """Locks the last chunk before ``good`` while it is reserved still.
+
+        Once it is published others might evict it, between two slices, and what follows would
+        continue nothing.
+        """
+        if good <= run.frontier:
             return
-        if run.spares:
-            run.tier.count("warmed_chunks", good - run.frontier)
-        else:
-            run.tier.count("hit_chunks", good - run.frontier)
-        run.frontier = good
-        node = run.index.find(run.keys[(good - 1) * ID_BYTES : good * ID_BYTES])
         unlock(run)
+        node = run.index.find(run.key(good - 1))
         run.anchor, run.anchor_life = node, run.index.life[node]
         run.index.locks[node] += 1
+
+    def _advance(self, run: Run, good: int) -> None:
+        """The chunks before ``good`` are published."""
+        if good > run.frontier and run.tier is not None:
+            if run.spares:
+                run.tier.count("warmed_chunks", good - run.frontier)
+            else:
+                run.tier.count("hit_chunks", good - run.frontier)
+            run.frontier = good
 
 
 def unlock(run: Run) -> None:

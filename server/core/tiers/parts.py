@@ -41,15 +41,6 @@ the slot's offset in the extent file, payload and slot length in bytes, the shar
 used."""
 
 
-class Listed(IntEnum):
-    """What a tier is asked to list."""
-
-    NAMESPACES = 0
-    NAMESPACE = 1
-    HOTTEST = 2
-    NEXT = 3
-
-
 class Status(IntEnum):
     """How it went with one value; one byte of an answer."""
 

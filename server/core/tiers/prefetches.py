@@ -29,6 +29,12 @@ from server.core.tiers.runs import Run
 
 MS_NS = 1_000_000
 
+MAX_KEY_BYTES = 16 << 20
+"""Keys that one engine's prefetches may remember: a million chunks."""
+
+MAX_ALL_KEY_BYTES = 128 << 20
+"""Keys that those of all engines may."""
+
 
 class Prefetches:
     """All of them.
@@ -43,6 +49,7 @@ class Prefetches:
 
     Attributes:
         by_instance: each engine's, by request.
+        key_bytes: keys that all of them remember.
         sliced: runs long work whose errors are the reply to a ticket; set by the handlers' desk.
     """
 
@@ -63,6 +70,8 @@ class Prefetches:
         self._promotion = promotion
         self._misses = misses
         self.by_instance: dict[InstanceId, dict[RequestKey, Prefetch]] = {}
+        self.key_bytes = 0
+        self._mine_bytes: dict[InstanceId, int] = {}
         self.sliced: Callable[[Ticket, Session, Steps], None]
 
     # --- LOOKUP ---------------------------------------------------------------------------
@@ -82,25 +91,38 @@ class Prefetches:
         Returns:
             Chunks that may come; 0 when nothing will.
         """
-        instance, why = session.instance, None
-        if self._is_on and instance.is_whole:
-            mine = self.by_instance.setdefault(instance.instance, {})
-            if len(mine) < MAX_LIVE_REQUESTS:
+        why = None
+        if self._is_on and session.instance.is_whole:
+            if self._has_room(session.instance, len(keys)):
                 prefetch = Prefetch(
                     session, request, start, keys, ready, self._advance, self._settle
                 )
                 self._advance(prefetch)
-                why = prefetch.why
                 if not prefetch.is_final:
-                    mine[request] = prefetch
-                    due_ns = self._timers.clock.now_ns + self._deadline_ns
-                    prefetch.timer = self._timers.at(due_ns, partial(self._too_late, prefetch))
-                    self._outbox.counters["prefetches"] += 1
+                    self._add(prefetch)
                     return prefetch.num_chunks - ready
-            if not mine:
-                del self.by_instance[instance.instance]
+                why = prefetch.why
+            else:
+                why = Miss.NO_ROOM
         self._misses.note(session.owner, keys, ready, why)
         return 0
+
+    def _has_room(self, instance: Instance, num_bytes: int) -> bool:
+        mine_bytes = self._mine_bytes.get(instance.instance, 0)
+        return (
+            len(self.by_instance.get(instance.instance, ())) < MAX_LIVE_REQUESTS
+            and mine_bytes + num_bytes <= MAX_KEY_BYTES
+            and self.key_bytes + num_bytes <= MAX_ALL_KEY_BYTES
+        )
+
+    def _add(self, prefetch: Prefetch) -> None:
+        name, num_bytes = prefetch.instance.instance, len(prefetch.keys)
+        self.by_instance.setdefault(name, {})[prefetch.request] = prefetch
+        self._mine_bytes[name] = self._mine_bytes.get(name, 0) + num_bytes
+        self.key_bytes += num_bytes
+        due_ns = self._timers.clock.now_ns + self._deadline_ns
+        prefetch.timer = self._timers.at(due_ns, partial(self._too_late, prefetch))
+        self._outbox.counters["prefetches"] += 1
 
     def _advance(self, prefetch: Prefetch) -> None:
         """Waits for the run that brings the first chunk which L1 lacks, or ends."""
@@ -246,12 +268,15 @@ class Prefetches:
             self._dismiss(prefetch, prefetch.waiter)
 
     def _remove(self, prefetch: Prefetch, ready: int) -> None:
-        mine = self.by_instance.get(prefetch.instance.instance, {})
+        name = prefetch.instance.instance
+        mine = self.by_instance.get(name, {})
         if mine.get(prefetch.request) is not prefetch:
             return
         del mine[prefetch.request]
+        self.key_bytes -= len(prefetch.keys)
+        self._mine_bytes[name] -= len(prefetch.keys)
         if not mine:
-            del self.by_instance[prefetch.instance.instance]
+            del self.by_instance[name], self._mine_bytes[name]
         self._timers.cancel(prefetch.timer)
         self._misses.note(prefetch.session.owner, prefetch.keys, ready, prefetch.why)
         if prefetch.run is not None:

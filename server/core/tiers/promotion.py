@@ -31,7 +31,7 @@ from server.core.tiers.tiers import Tiers
 LANE = "promotion"
 
 MAX_RUNS = 64
-"""Runs at once."""
+"""Runs at once, besides those that wait for a stuck porter's end; of such porters there are few."""
 
 TOLD_AT_ONCE = 32
 """Passengers that are told of their run in one slice."""
@@ -71,6 +71,7 @@ class Promotion:
         self._landing = Landing(reservations, publisher, tiers, self._wake)
         self._probes = count(1)
         tiers.closed.append(self._closed)
+        tiers.stranded.append(self._stranded)
         self.runs: list[Run] = []
         self.over: Callable[[Owner], None] = lambda owner: None
 
@@ -94,7 +95,7 @@ class Promotion:
                 return self._join(run, passenger)
         if not self._tiers.readable(owner.fingerprint):
             return Miss.TIER_ERROR
-        if len(self.runs) >= MAX_RUNS:
+        if sum(not run.is_lost for run in self.runs) >= MAX_RUNS:
             return Miss.NO_ROOM
         run = Run(
             owner=owner,
@@ -117,7 +118,8 @@ class Promotion:
         return run
 
     def _join(self, run: Run, passenger: Passenger) -> Run | Miss:
-        if run.tier is not None and not run.tier.is_open:
+        hangs = run.is_left and run.num_unanswered > 0
+        if run.tier is not None and (hangs or not run.tier.is_open):
             if not run.probe:
                 return Miss.TIER_ERROR  # it may hang; its slots are to be left alone until its end
             self._probed(run, run.probe, 0)
@@ -127,8 +129,19 @@ class Promotion:
     def _closed(self, tier: Tier) -> None:
         """A tier is left alone: whoever asked it what it has asks the next one."""
         for run in self.runs:
-            if run.tier is tier and run.probe:
+            if run.tier is not tier:
+                continue
+            if run.probe:
                 self._probed(run, run.probe, 0)
+            elif run.num_unanswered:
+                run.is_left = True
+
+    def _stranded(self, tier: Tier) -> None:
+        """What its porter reads may take for ever: others may store or read the same meanwhile."""
+        for run in self.runs:
+            if run.tier is tier and run.num_unanswered:
+                run.is_lost = True
+                self._wake(run)
 
     def forget(self, owner: Owner) -> None:
         """CLEAR or DELETE of a namespace: what is under way is not published any more."""
@@ -161,6 +174,7 @@ class Promotion:
 
     def _ask(self, run: Run, tier: Tier) -> None:
         run.tier, run.count, run.probe = tier, 0, next(self._probes)
+        run.is_left = False
         self._tiers.probe(tier, run.owner, run.keys, partial(self._probed, run, run.probe))
 
     def _probed(self, run: Run, probe: int, number: int) -> None:
@@ -172,7 +186,7 @@ class Promotion:
         """Reads and publishes what a tier claims to have; leaves nothing reserved."""
         run.why = None
         yield from self._reads.begin(run)
-        while not run.is_stopping and not run.is_cleared:
+        while not (run.is_stopping or run.is_cleared or run.is_lost):
             if run.pieces and not run.pieces[0].num_unanswered:
                 yield from self._landing.publish(run)
                 yield from self._tell(run)

@@ -19,7 +19,9 @@ from protocol.messages import StopReason
 from server.core.admission import MORE, WAIT, Steps
 from server.core.arena import Arena
 from server.core.config import MIB
-from server.core.reservations import RESERVE_BLOCKS, Reservations
+from server.core.reservations import FREE_BLOCKS, RESERVE_BLOCKS, Reservations
+from server.core.slots import NO_NODE
+from server.core.tiers.landing import unlock
 from server.core.tiers.misses import Miss
 from server.core.tiers.parts import MAX_PARTS, Status
 from server.core.tiers.rows import rows
@@ -208,6 +210,8 @@ class Reads:
         """
         run.is_stopping = True
         while run.num_unanswered or run.num_drops:
+            if run.is_lost:
+                yield from self._let_go(run)
             yield WAIT
         for share in run.shares:
             share.planned = True
@@ -218,3 +222,19 @@ class Reads:
                 yield MORE
         run.shares.clear()
         run.pieces.clear()
+
+    def _let_go(self, run: Run) -> Steps:
+        """Has the index forget what is reserved; the slots themselves stay what they are."""
+        table = self._arena.slots
+        for share in run.shares:
+            slots = share.slots[max(0, run.frontier - share.held) :]
+            for number, slot in enumerate(reversed(slots), 1):
+                if self._reservations.by_slot.get(slot) is not share:
+                    continue
+                node = table.node_of[slot]
+                if node != NO_NODE and run.index is run.owner.index:
+                    self._reservations.detach(slot)
+                    self._arena.prune(run.owner, node)
+                if number % FREE_BLOCKS == 0:
+                    yield MORE
+        unlock(run)

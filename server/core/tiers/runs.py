@@ -125,12 +125,16 @@ class Run:
         pieces: reads whose chunks are not published yet, in order.
         probe: number of the question that is open, 0 for none.
         is_stopping: nothing more is read or published; the rest is about to be freed.
+        is_left: its tier was left alone while it read: what is unanswered may never be answered,
+            even if the tier is well again.
+        is_lost: what is unanswered will be only when a stuck porter ends, maybe never.
         num_drops: bad values that the tier is told to forget, and has not answered about.
         cleared: DELETE reached it.
         why: why it did not come further; None where no tier has more.
         passengers: who waits for it, in the order of coming.
         task: its work.
-        anchor: node of the last published chunk, or of the one before the run: locked; or ABSENT.
+        anchor: node of the last chunk that is published, or being published, or of the one before
+            the run: locked; or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
         spares: it was begun ahead of need: nothing is evicted for it.
     """
@@ -149,6 +153,8 @@ class Run:
     pieces: deque[Piece] = field(default_factory=deque)
     probe: int = 0
     is_stopping: bool = False
+    is_left: bool = False
+    is_lost: bool = False
     num_drops: int = 0
     cleared: bool = False
     why: Miss | None = None

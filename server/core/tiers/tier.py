@@ -32,13 +32,15 @@ from server.core.effects import (
 )
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import Breaker
-from server.core.tiers.parts import Listed, Status
+from server.core.tiers.listed import Listed
+from server.core.tiers.parts import Status
 
 STALL_NS = 2 * SECOND_NS
-"""A tier that answers nothing for so long while a read has been under way for so long hangs."""
+"""A tier that neither answers nor moves a byte for so long, while a read has been under way for so
+long, hangs."""
 
 LONGEST_READ_NS = 10 * SECOND_NS
-"""And so does one with a read that takes this long, whatever else it answers meanwhile."""
+"""And so does one with a read that takes this long, whatever else it does meanwhile."""
 
 MAX_WAITING = 4096
 """Reads, and likewise writes, that wait for their turn."""
@@ -132,7 +134,7 @@ class Tier:
         self._puts: deque[Job] = deque()
         self._bytes = {TierGet: 0, TierPut: 0}
         self._watch = 0
-        self._answered_ns = 0
+        self._moved_ns = 0
         self.breaker = Breaker(timers, self._check, self._switched)
         self.is_up = False
         self.flying: dict[JobId, Job] = {}
@@ -275,7 +277,7 @@ class Tier:
         begun_ns = min((job.begun_ns for job in self.flying.values() if job.is_read), default=0)
         if not begun_ns or not self.is_open:
             return
-        due_ns = min(max(begun_ns, self._answered_ns) + STALL_NS, begun_ns + LONGEST_READ_NS)
+        due_ns = min(max(begun_ns, self._moved_ns) + STALL_NS, begun_ns + LONGEST_READ_NS)
         if due_ns <= now_ns:
             self.count("stalls")
             self.breaker.open()
@@ -293,7 +295,7 @@ class Tier:
             count: of a probe.
         """
         job = self._landed(job_id)
-        self._answered_ns = self._timers.clock.now_ns
+        self._moved_ns = self._timers.clock.now_ns
         if isinstance(job.effect, TierGet | TierPut):
             if statuses is None or len(statuses) != len(job.effect.parts):
                 statuses = bytes([Status.ERROR]) * len(job.effect.parts)
@@ -305,6 +307,10 @@ class Tier:
             self.count("errors", statuses is None)
         job.over(statuses, count)
         self._pump()
+
+    def moves(self) -> None:
+        """It gets on, though nothing has ended: a large read of a slow store, for instance."""
+        self._moved_ns = self._timers.clock.now_ns
 
     def checked(self, job_id: JobId, is_well: bool, used_bytes: int, capacity_bytes: int) -> None:
         """A check-up was answered."""

@@ -20,7 +20,8 @@ from server.core.config import CoreConfig
 from server.core.effects import JobId, TierId
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
-from server.core.tiers.parts import MAX_TEXT_BYTES, Listed, Status
+from server.core.tiers.listed import Listed
+from server.core.tiers.parts import MAX_TEXT_BYTES, Status
 from server.core.tiers.tier import Tier
 
 PUT_SHARE = 4
@@ -41,6 +42,7 @@ class Tiers:
         is_barred: whether a namespace is neither to be read from a tier nor written to it.
         opened: called with a tier that may be asked again.
         closed: called with a tier that is left alone from now on.
+        stranded: called with a tier whose porter was killed and does not die.
     """
 
     def __init__(self, config: CoreConfig, timers: Timers, outbox: Outbox) -> None:
@@ -55,6 +57,7 @@ class Tiers:
         self.is_barred: Callable[[Tier, Fingerprint], bool] = lambda tier, fingerprint: False
         self.opened: list[Callable[[Tier], None]] = []
         self.closed: list[Callable[[Tier], None]] = []
+        self.stranded: list[Callable[[Tier], None]] = []
 
     def _changed(self, tier: Tier) -> None:
         for told in self.opened if tier.is_open else self.closed:
@@ -201,6 +204,8 @@ class Tiers:
         tier = self._tier(number)
         if tier is not None:
             tier.strand(life)
+            for told in self.stranded:
+                told(tier)
 
     def porter_gone(self, number: TierId, life: int) -> None:
         """A stuck porter is seen dead at last."""
@@ -228,6 +233,12 @@ class Tiers:
             if job in tier.flying:
                 tier.checked(job, is_well, used_bytes, capacity_bytes)
                 return
+
+    def moves(self, number: TierId) -> None:
+        """A tier's porter gets on, though nothing has ended."""
+        tier = self._tier(number)
+        if tier is not None:
+            tier.moves()
 
     def figures(self) -> dict[str, int]:
         """Gauges of all tiers."""

@@ -26,8 +26,9 @@ from server.core.index import ABSENT
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.roster import Roster
+from server.core.tiers.listed import Listed
 from server.core.tiers.misses import Miss
-from server.core.tiers.parts import MAX_LISTED, Listed
+from server.core.tiers.parts import MAX_LISTED
 from server.core.tiers.promotion import Promotion
 from server.core.tiers.runs import Run
 from server.core.tiers.tier import Tier

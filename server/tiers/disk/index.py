@@ -127,6 +127,10 @@ class Index:
                 else:
                     transaction.put(name, np.array([entry], ENTRY_DTYPE).tobytes())
 
+    def sync(self) -> None:
+        """Returns when the last transaction is on the disk, too."""
+        self._environment.sync(True)
+
     def close(self) -> None:
         """Closes the file. Idempotent."""
         self._environment.close()

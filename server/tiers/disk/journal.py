@@ -129,6 +129,23 @@ class Journal:
             finally:
                 catalog.let_go(dirty)
 
+    def settle(self) -> None:
+        """Writes what waits, so that what went stays away: after a crash of the machine, too.
+
+        Raises:
+            IndexUnusableError: the file may still name what went.
+            OSError: likewise.
+        """
+        self.flush()
+        if self._index is None:
+            # What is on the disk is from before; nothing was noted since.
+            self._renew()
+        with self._writing:
+            if self._index is None:
+                raise IndexUnusableError("the index cannot be written")
+            self._index.sync()
+            self._tail.sync()
+
     def _write(self, index: Index, changes: dict[bytes, Entry | None]) -> None:
         try:
             if self._is_behind:
@@ -149,6 +166,8 @@ class Journal:
         catalog = self._catalog
         assert catalog is not None
         with self._writing:
+            if self._index is not None:
+                return  # another thread was faster
             try:
                 index = self._make_index()
                 with catalog.lock:

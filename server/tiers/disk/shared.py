@@ -100,8 +100,9 @@ class SharedTier:
 
     def delete(self, names: Sequence[Name]) -> None:
         """See ``Tier``."""
-        for name in names:
-            self._remove(self._path(name))
+        left = [name for name in names if not self._remove(self._path(name))]
+        if left:
+            raise TierError(f"{len(left)} values cannot be removed")
 
     def clear(self, fingerprint: bytes) -> None:
         """See ``Tier``: gone by one rename; the files are removed behind it."""
@@ -115,7 +116,7 @@ class SharedTier:
             return
         except OSError as error:
             self._troubles.tell("write errors", error.strerror)
-            return
+            raise  # else what was to be forgotten would be read again
         self._keeper.cleared()
 
     def health(self) -> Health:
@@ -315,13 +316,15 @@ class SharedTier:
             self._keeper.charge(2 * BLOCK_BYTES)
         return open_direct(self._files, path, flags)
 
-    def _remove(self, path: str) -> None:
+    def _remove(self, path: str) -> bool:
+        """Whether it is gone."""
         try:
             size_bytes = self._files.stat(path).st_blocks * 512
             self._files.remove(path)
         except FileNotFoundError:
-            return
+            return True
         except OSError as error:
             self._troubles.tell("files left", error.strerror)
-            return
+            return False
         self._keeper.release(size_bytes)
+        return True

@@ -96,17 +96,20 @@ class SlabTier:
     def delete(self, names: Sequence[Name]) -> None:
         """See ``Tier``."""
         with self._entered() as store:
-            if store is not None:
-                for name in names:
-                    store.catalog.forget(_NAME.pack(*name))
+            if store is None:
+                raise TierError(_GONE)
+            # Not any(): all of them are to be forgotten.
+            if sum(store.catalog.forget(_NAME.pack(*name)) for name in names):
+                store.journal.settle()
 
     def clear(self, fingerprint: bytes) -> None:
         """See ``Tier``. When it returns the index on the disk says so, too."""
         with self._entered() as store:
-            if store is not None:
-                self._described.forget(fingerprint)
-                store.catalog.clear(fingerprint)
-                store.journal.flush()
+            if store is None:
+                raise TierError(_GONE)
+            self._described.forget(fingerprint)
+            store.catalog.clear(fingerprint)
+            store.journal.settle()
 
     def health(self) -> Health:
         """Looks whether the folder takes a write; opens it again if it was lost."""

@@ -100,6 +100,11 @@ class Tail:
         except OSError as error:
             self._troubles.tell("write errors", error.strerror)
 
+    def sync(self) -> None:
+        """Returns when both are on the disk as they are; OSError when they cannot be."""
+        for fd in self._fds:
+            self._files.sync(fd)
+
     def close(self) -> None:
         """Closes both."""
         for fd in self._fds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -202,3 +203,34 @@ def test_health_as_it_says(rig: Rig) -> None:
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error == "full"
     rig.tier.health_now = Health(ok=False)
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error
+
+
+@pytest.mark.parametrize("kind", [Kind.GET, Kind.PUT, Kind.CLEAR])
+def test_a_call_that_does_not_end_is_noticed_and_one_that_forgets_has_longer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    monkeypatch.setattr(jobs, "CALL_S", 0.2)
+    rig.tier.gate.clear()
+    parts = None if kind == Kind.CLEAR else rows([1])
+    command = Command(kind, 1, fingerprint=SPACE, parts=parts)
+    thread = threading.Thread(target=rig.performer.perform, args=(command,))
+    thread.start()
+    assert not rig.performer.is_caught()
+    thread.join(0.4)
+    assert rig.performer.is_caught() == (kind != Kind.CLEAR)
+    rig.tier.gate.set()
+    thread.join(10)
+    assert not rig.performer.is_caught()
+
+
+def test_a_tier_may_say_that_it_moves_within_a_call() -> None:
+    class Telling(MemoryTier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.moved: Callable[[], None] = lambda: None
+
+    moves: list[None] = []
+    tier = Telling()
+    Performer(tier, Memory(tier), 0, threading.Event(), lambda: moves.append(None))
+    tier.moved()
+    assert len(moves) == 1

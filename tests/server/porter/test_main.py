@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,34 @@ def test_questions_are_answered_and_extents_stay_while_jobs_hang() -> None:
         child.channel.close()
         assert child.process.wait(10) == 0
         assert time.monotonic() - begun_s < porter.END_S + 3
+
+
+def repeat(ask: Callable[[], None], limit_s: float) -> None:
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        ask()
+        time.sleep(0.02)
+
+
+def test_one_call_that_does_not_end_ends_the_porter_though_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVKEEP_TEST_CALL_S", "1.5")
+    with PorterProcess(spec("hangs")) as child:
+        with_extent(child)
+        begun_s = time.monotonic()
+        child.send(Command(Kind.GET, 5, fingerprint=SPACE, parts=rows([1])))
+        notes = []
+
+        def ask() -> None:
+            answer = child.call(Command(Kind.HEALTH, 9))
+            assert answer.kind in (Kind.HEALTH, Kind.PROGRESS)
+            notes.extend([answer.error] * (answer.kind == Kind.PROGRESS))
+
+        with pytest.raises((EOFError, BrokenPipeError)):
+            repeat(ask, 10)
+        assert 1.4 < time.monotonic() - begun_s < 10
+        assert notes == ["a call of the tier does not end: this porter does"]
 
 
 _PARENT = """

@@ -87,7 +87,7 @@ def reports() -> Iterator[Reports]:
         yield made
 
 
-def test_a_child_is_greeted_before_it_is_ready_and_told_of_in_order(reports: Reports) -> None:
+def test_a_child_is_greeted_before_it_is_latey_and_told_of_in_order(reports: Reports) -> None:
     keeper = Keeper(ScriptRole("s.send(s.recv(9)); s.send(bytes(7)); s.recv(9)"), reports.reporter)
     keeper.start()
     ready = reports.wait_for(PorterReady)
@@ -112,9 +112,30 @@ def test_a_child_is_greeted_before_it_is_ready_and_told_of_in_order(reports: Rep
 def test_why_one_cannot_be_used_is_told(reports: Reports, script: str, told: str) -> None:
     keeper = Keeper(ScriptRole(script), reports.reporter)
     keeper.start()
-    for _ in range(2):
-        assert told in reports.wait_for(PorterRefused).reason
+    reasons = [reports.wait_for(PorterRefused).reason for _ in range(2)]
     assert keeper.stop(10)
+    assert all(told in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_one_that_ends_before_it_is_greeted_is_heard_all_the_same(
+    reports: Reports, is_late: bool
+) -> None:
+    role = ScriptRole("import time; s.send(b'no room'); time.sleep(0.1)")
+
+    def greet(channel: socket.socket) -> None:
+        assert channel.recv(100, socket.MSG_PEEK) == b"no room"
+        if is_late:
+            time.sleep(0.3)
+        channel.send(b"hello")
+        time.sleep(0.3)
+
+    role.greet = greet  # type: ignore[method-assign]
+    keeper = Keeper(role, reports.reporter)
+    keeper.start()
+    reason = reports.wait_for(PorterRefused).reason
+    assert keeper.stop(10)
+    assert reason == "no room"
 
 
 def test_what_cannot_be_run_at_all_is_tried_again(reports: Reports) -> None:

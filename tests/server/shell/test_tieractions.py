@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from protocol.ids import ArenaId, ExtentId, Fingerprint
 from server.core import effects as fx
 from server.core.dispatch import Core
 from server.core.effects import JobId, TierId
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import MAX_PARTS, Status
+from server.porter.wire import Answer, Kind
 from server.shell import clock, porterlink
 from server.shell.complaints import Complaints
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
 from server.shell.porters import Porters
-from server.shell.reports import ExtentCreated
+from server.shell.reports import ExtentCreated, PorterAnswered
 from server.shell.tieractions import TierActions
 from server.tierspec import TierSpec
 from tests.server.porter.process import MODULE, spec
@@ -233,6 +235,31 @@ def test_errors_are_told_and_complained_of_with_the_tiers_name(
     assert "nvme: CLEAR: OSError: Input/output error" in caplog.text
     rig.do(fx.TierGet(ZERO, JobId(6), SPACE, rig.slots([1], 1)))
     assert rig.told("tier_done", 6) == (6, bytes([Status.ERROR]))
+
+
+def test_a_porter_that_gets_on_is_told_of_and_one_that_only_has_something_to_say_is_not(
+    start: Start,
+) -> None:
+    rig = start(spec("fine"))
+    link = rig.porters.links[ZERO]
+    for text in ("it is slow today", None):
+        report = PorterAnswered(ZERO, Answer(Kind.PROGRESS, 0, error=text))
+        rig.tiers.appliers[PorterAnswered](report, clock.now_ns())
+        assert [entry[:2] for entry in rig.core.told] == [("tier_moves", ZERO)] * (text is None)
+    assert link.num_outstanding == 0
+
+
+def test_a_slow_read_of_many_parts_says_that_it_moves(start: Start) -> None:
+    rig = start(spec("slow"))
+    rig.extent(1)
+    num_slots = rig.table[ExtentId(1)].geometry.num_slots
+    parts = np.tile(rig.slots(list(range(1, num_slots + 1)), 1), MAX_PARTS // num_slots + 1)[
+        :MAX_PARTS
+    ]
+    rig.do(fx.TierProbe(ZERO, JobId(1), SPACE, key(1), 1))
+    rig.do(fx.TierGet(ZERO, JobId(2), SPACE, parts))
+    assert rig.told("tier_done", 2)[1] == bytes([Status.ABSENT]) * MAX_PARTS
+    assert ("tier_moves", ZERO) in [entry[:2] for entry in rig.core.told]
 
 
 def test_a_tier_that_cannot_be_opened_is_complained_of(

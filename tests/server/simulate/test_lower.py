@@ -37,8 +37,8 @@ def test_contents_forget_what_was_used_least_recently(
         assert len(contents) == len(ages)
 
 
-def test_in_a_disks_oldest_generation_the_latest_use_goes_first() -> None:
-    contents = Contents(8, generations=2)
+def test_in_a_disks_oldest_span_the_latest_use_goes_first() -> None:
+    contents = Contents(8, ages=2)
     for chunk in range(8):
         contents.put(chunk)
     for chunk in (10, 11, 12, 13, 14):
@@ -48,7 +48,7 @@ def test_in_a_disks_oldest_generation_the_latest_use_goes_first() -> None:
 
 
 def test_what_has_room_for_everything_forgets_nothing() -> None:
-    contents = Contents(5, generations=2, num_distinct=5)
+    contents = Contents(5, ages=2, num_distinct=5)
     for chunk in range(5):
         contents.put(chunk)
     contents.use([3, 1, 7])
@@ -146,4 +146,4 @@ def test_what_is_evicted_before_its_turn_is_not_written() -> None:
 def test_a_disk_sorts_as_its_engine_does() -> None:
     from server.tiers.disk import plan
 
-    assert lower.DISK_GENERATIONS == plan.GENERATIONS
+    assert lower.DISK_AGES == plan.AGES

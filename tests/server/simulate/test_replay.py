@@ -174,9 +174,9 @@ def test_progress_is_told() -> None:
 
 # --- the whole traces, which are not in the repository --------------------------------------------
 
-WHOLE = os.environ.get("KVKEEP_TRACES", "")
+WHOLE = os.environ.get("KV_TRACES", "")
 needs_traces = pytest.mark.skipif(
-    not WHOLE, reason="KVKEEP_TRACES names no folder with the public traces"
+    not WHOLE, reason="KV_TRACES names no folder with the public traces"
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
-from server.tiers.interface import Name, Tier, TierError
+from server.tiers.interface import Moving, Name, Tier, TierError
 from server.tiers.objectstore import path_of
 from server.tierspec import TierSpec, parse
 from tests.stores import parts, s3
@@ -81,6 +81,16 @@ def test_put_exists_get(tier: Tier) -> None:
     assert tier.batch_put(filled(*NUMBERS)) == [OK] * len(NUMBERS)
     assert tier.batch_exists(names(filled(3, 99, 4))) == [True, False, True]
     assert fetched(tier, *NUMBERS, 99) == [OK] * len(NUMBERS) + [ABSENT]
+
+
+def test_each_object_that_is_carried_is_a_sign_of_life(tier: Tier) -> None:
+    assert isinstance(tier, Moving)
+    moves: list[None] = []
+    tier.moved = lambda: moves.append(None)
+    assert tier.batch_put(filled(1, 2)) == [OK] * 2
+    assert len(moves) == 2
+    assert fetched(tier, 1, 2, 3) == [OK, OK, Status.ABSENT]
+    assert len(moves) == 4
 
 
 def test_shards_namespaces_and_prefixes_are_apart(weed: s3.Weed, tier: Tier) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
-from server.tiers.interface import Tier
+from server.tiers.interface import Tier, TierError
 from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled, names
@@ -166,6 +166,34 @@ def test_a_primary_killed_without_replica(
         back = [status for status in fetched(tier, *NUMBERS) if status is OK]
         assert back  # those of the two others
         tier.close()
+
+
+def test_a_namespace_is_not_cleared_while_a_primary_is_away(tmp_path: Path) -> None:
+    """What was said to be forgotten must not come back with it."""
+    kept = ("--appendonly", "yes", "--appendfsync", "always")
+    with valkey.cluster(tmp_path, 3, 0, (*PARTIAL, *kept)) as nodes:
+        addresses = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        tier = open_tier(parse(f"valkey://{addresses}?cluster=yes"))
+        assert tier.batch_put(filled(*NUMBERS)) == [OK] * len(NUMBERS)
+        nodes[2].kill()
+        valkey.until(lambda: failed(nodes[0], True), 15, "noticed")
+        valkey.until(lambda: tier.health().ok, 15, "healthy without it")
+        with pytest.raises(TierError):
+            timed("clear without a primary", lambda: tier.clear(parts.FINGERPRINT), 10)
+        nodes[2].start()
+        works_again(tier, "the primary is back", 20)
+        valkey.until(lambda: cleared(tier), 20, "cleared after all")
+        assert fetched(tier, *NUMBERS) == [ABSENT] * len(NUMBERS)
+        tier.close()
+
+
+def cleared(tier: Tier) -> bool:
+    try:
+        tier.clear(parts.FINGERPRINT)
+    except TierError:
+        tier.health()
+        return False
+    return True
 
 
 def failed(node: valkey.Node, is_partial: bool) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 
 from server.core import effects as fx
 from server.core.config import CoreConfig, TierConfig
-from server.core.tiers.parts import Listed, Status
+from server.core.tiers.listed import Listed
+from server.core.tiers.parts import Status
 from tests.server.core.world import World, config
 
 Name = tuple[bytes, bytes, int]
@@ -81,6 +82,11 @@ class TierWorld(World):
             self._acts[kind] = self._asked
         self._acts[fx.TierList] = self._asked
         self._acts[fx.TierKeep] = self._kept
+        #: What a next server reads, by tier and namespace: shards, and keys or all.
+        self.owed: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+        self.auto_owed = True
+        self._acts[fx.KeepOwed] = self._keep_owed
+        self._acts[fx.DropOwed] = self._drop_owed
 
     def up(self, number: int = 0) -> None:
         """A porter starts."""
@@ -121,6 +127,21 @@ class TierWorld(World):
         self.now_ns = end
         self.core.tick(end)
         self.pump()
+
+    # --- what is owed ---------------------------------------------------------------------
+
+    def _keep_owed(self, effect: fx.KeepOwed) -> None:
+        self.owed[effect.tier, effect.fingerprint] = effect.shards, effect.keys
+        if self.auto_owed:
+            self.owed_kept(effect)
+
+    def owed_kept(self, effect: fx.KeepOwed) -> None:
+        """It is written down."""
+        name = effect.tier, effect.fingerprint, effect.serial
+        self.core.owed_kept(*name, self.now_ns)
+
+    def _drop_owed(self, effect: fx.DropOwed) -> None:
+        del self.owed[effect.tier, effect.fingerprint]
 
     # --- commands -------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class DemotionMachine(RuleBasedStateMachine):
             raise AssertionError("writes never come to rest")
         assert world.core.stats()["pinned_slots"] == 0
         self.check_bits()
-        self.engines[0].ask(m.Clear(fingerprint=self.name))
+        self.engines[0].begin(m.Clear(fingerprint=self.name))
         for _ in range(20):
             world.wait(SECOND)
             self.answer_all()
@@ -144,11 +144,11 @@ class DemotionMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        self.engines[0].ask(m.Clear(fingerprint=self.name))
+        self.engines[0].begin(m.Clear(fingerprint=self.name))
 
     @rule(name=chains, at=st.integers(0, LENGTH - 1))
     def delete(self, name: str, at: int) -> None:
-        self.engines[0].ask(m.Delete(fingerprint=self.name, keys=keys_of(name, 0)[at]))
+        self.engines[0].begin(m.Delete(fingerprint=self.name, keys=keys_of(name, 0)[at]))
 
     # --- tiers ----------------------------------------------------------------------------
 

@@ -153,3 +153,21 @@ def test_a_delete_of_what_only_some_shards_have_ends_all_of_the_run() -> None:
     stats = world.core.stats()
     assert (stats["slots_reserved"], stats["promotions_running"]) == (0, 0)
     assert stats["slots_held"] == 2  # what rank 0 has stored before
+
+
+def test_what_l1_holds_of_a_spoilt_chunk_is_written_again() -> None:
+    # Rank 1's part is spoilt below, and goes with all of the chunk; rank 0's is in L1.
+    world, engine = world_of(TierConfig("w"), space="tp", extents=6, slots=8)
+    second = world.engine("a", 1)
+    second.register(engine.space)
+    keys = chain("x", 2)
+    assert engine.save(keys) == 2
+    world.give(0, engine, keys)
+    world.manners[0].spoilt = {name for name in world.names_of(engine, keys) if name[2] == 1}
+    engine.lookup(keys)
+    assert engine.answer(query(engine)).ready == 0
+    assert not world.tiers[0].store & world.names_of(engine, keys[:1])
+    world.manners[0].spoilt.clear()
+    assert second.save(keys) == 2
+    world.pump()
+    assert world.names_of(engine, keys) <= world.tiers[0].store

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol import messages as m
 from server.core import effects as fx
+from server.core.tiers import prefetches
 from tests.server.core.tiers.reading import query, world_of
-from tests.server.core.world import SECOND, chain
+from tests.server.core.world import SECOND, chain, namespace
 
 
 def test_a_lookup_says_what_may_come_and_the_query_leases_it() -> None:
@@ -114,6 +117,8 @@ def test_what_ends_a_request_ends_its_wait() -> None:
         assert (reply.ready, reply.final, reply.lease) == (0, True, b"")
         stats = world.core.stats()
         assert stats["leases"] == 0
+        for run in world.core._state.promotion.runs:
+            assert not any(one.is_final for one in run.passengers)  # type: ignore[attr-defined]
         assert stats["miss_chunks_deadline"] == 3
         # The run goes on, and is the next request's.
         world.settle()
@@ -199,3 +204,22 @@ def test_a_full_hit_asks_no_tier() -> None:
     before = len(world.log)
     assert engine.lookup(keys).ready == 4
     assert not [one for one in world.log[before:] if isinstance(one, fx.TierProbe)]
+
+
+def test_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetches, "MAX_KEY_BYTES", 40 * 16)
+    monkeypatch.setattr(prefetches, "MAX_ALL_KEY_BYTES", 70 * 16)
+    world, engine = world_of(auto_tiers=False)
+    other = world.engine("b")
+    other.register(namespace())
+    accounted = world.core.accounted_bytes()
+    assert engine.lookup(chain("x", 30), request=1).pending == 30
+    assert engine.lookup(chain("y", 30), request=2).final
+    assert engine.lookup(chain("z", 10), request=3).pending == 10
+    assert other.lookup(chain("u", 40), request=1).final
+    assert other.lookup(chain("v", 30), request=2).pending == 30
+    assert world.core.accounted_bytes() == accounted + 70 * 16
+    assert world.core.stats()["miss_chunks_no_room"] == 70
+    for one in (engine, other):
+        one.die()
+    assert world.core._state.prefetches.key_bytes == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol import messages as m
 from server.core import effects as fx
 from server.core.config import TierConfig
@@ -161,6 +163,52 @@ def test_a_chain_longer_than_l1_keeps_its_own_beginning() -> None:
     assert (reply.ready, reply.final) == (4, True)
 
 
+def test_what_it_published_is_not_evicted_for_what_follows() -> None:
+    narrow = TierConfig("t", policy=Policy.NONE, window_bytes=PIECE)
+    world, engine = world_of(
+        narrow, extents=1, slots=4, auto_tiers=False, promote_piece_bytes=PIECE
+    )
+    keys = chain("x", 9)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    seq = query(engine)
+    world.settle()
+    assert [len(get.parts) for get in world.tier_reads] == [2, 2]
+    assert (engine.answer(seq).ready, world.core.stats()["evicted_chunks"]) == (4, 0)
+
+
+def test_what_is_just_published_is_not_evicted_before_it_is_continued() -> None:
+    # A STORE has its slice between those in which a piece is published and the next one begun.
+    narrow = TierConfig("t", policy=Policy.NONE, window_bytes=PIECE)
+    world, engine = world_of(
+        narrow, extents=1, slots=4, auto_tiers=False, promote_piece_bytes=PIECE
+    )
+    mine = chain("m", 2)
+    assert engine.save(mine) == 2
+    engine.retrieve(mine, engine.lookup(mine, request=9).lease, 0, 2)
+    keys = chain("x", 4)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    seq = query(engine)
+    other = world.engine("b")
+    other.register(namespace())
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    (get,) = world.flying(0, fx.TierGet)
+    other.send(other.store_body(chain("y", 1)))
+    world.answer(get.job)
+    for number in range(8):
+        world.core.work(world.now_ns)
+        world.core.check_integrity()
+        for effect in world.core.take_effects():
+            world.perform(effect)
+        other.send(other.store_body(chain(f"y{number}", 1)))
+    world.settle()
+    assert engine.answer(seq).ready == 2
+    assert world.core.stats()["evicted_chunks"] == 0
+
+
 def test_a_tier_that_hangs_at_the_question_is_left_for_the_next() -> None:
     # B30
     world, engine = world_of(*TWO, auto_tiers=False, promote_deadline_s=30.0)
@@ -206,6 +254,56 @@ def test_a_read_that_hangs_holds_its_slots_and_nobody_else() -> None:
     assert engine.answer(seq).ready == 4
 
 
+def test_a_read_that_still_hangs_when_its_tier_is_well_again_is_waited_for_by_nobody() -> None:
+    # B30
+    world, engine = world_of(auto_tiers=False)
+    keys = chain("x", 4)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.wait(4 * SECOND)
+    (health,) = world.flying(0, fx.TierHealth)
+    world.answer(health.job)
+    world.pump()
+    assert world.core.stats()["tier_t_up"] == 1
+    again = engine.lookup(keys, request=2)
+    assert (again.pending, again.final) == (0, True)
+    assert world.core.stats()["miss_chunks_tier_error"] == 4
+    world.settle()
+    assert engine.lookup(keys, request=3).ready == 4, "the late bytes serve the next request"
+
+
+@pytest.mark.parametrize("space", ["", "tp"])
+def test_what_a_stuck_porter_reads_may_be_stored_and_read_anew(space: str) -> None:
+    # B30: only its slots are left alone until its end, which may never come.
+    world, engine = world_of(auto_tiers=False, space=space, extents=6, slots=40)
+    others = [world.engine("a", rank) for rank in range(1, engine.space.num_ranks)]
+    for other in others:
+        other.register(engine.space)
+    keys = chain("x", 20)
+    assert [one.save(keys[:1]) for one in [engine, *others]] == [1] * (1 + len(others))
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    stuck = world.core.stats()["slots_reserved"]
+    world.down(0, stuck_life=1)
+    assert [one.save(keys[:6]) for one in [engine, *others]] == [6] * (1 + len(others))
+    world.up(0)
+    world.wait(SECOND)
+    world.settle()
+    assert engine.lookup(keys, request=2).pending == 14
+    seq = query(engine, request=2)
+    world.settle()
+    assert engine.answer(seq).ready == 20
+    assert world.core.stats()["slots_reserved"] == stuck
+    world.gone(0, 1)
+    stats = world.core.stats()
+    assert (stats["slots_reserved"], stats["promotions_running"]) == (0, 0)
+
+
 def test_nothing_is_published_after_a_clear_or_a_delete() -> None:
     for body in (m.Clear(), None):
         world, engine = world_of(TierConfig("w"), auto_tiers=False)
@@ -219,7 +317,7 @@ def test_nothing_is_published_after_a_clear_or_a_delete() -> None:
         world.answer(probe.job)
         world.pump()
         (fingerprint,) = world.core._state.roster.owners
-        engine.ask(body or m.Delete(fingerprint=fingerprint, keys=keys[0]))
+        engine.begin(body or m.Delete(fingerprint=fingerprint, keys=keys[0]))
         (get,) = world.flying(0, fx.TierGet)
         world.answer(get.job)
         world.settle()
@@ -258,6 +356,21 @@ def test_the_last_engines_death_leaves_nothing_reserved() -> None:
     assert (stats["namespaces"], stats["arena_used_bytes"]) == (0, 0)
 
 
+def test_without_engines_no_more_is_read() -> None:
+    narrow = TierConfig("t", policy=Policy.NONE, window_bytes=PIECE)
+    world, engine = world_of(narrow, auto_tiers=False, promote_piece_bytes=PIECE)
+    keys = chain("x", 8)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    engine.die()
+    world.settle()
+    assert len(world.tier_reads) == 1
+    assert world.core.stats()["slots_held"] == 2
+
+
 def test_long_chains_come_in_several_runs() -> None:
     count = MAX_KEYS + 10
     world, engine = world_of(extents=10, slots=count, check=False)
@@ -278,6 +391,29 @@ def test_runs_are_bounded() -> None:
     assert engine.lookup(chain("y", 1), request=MAX_RUNS).final
     assert world.core.stats()["promotions_running"] == MAX_RUNS
     assert world.core.stats()["miss_chunks_no_room"] == 1
+
+
+def test_runs_that_a_stuck_porter_keeps_leave_room_for_others() -> None:
+    world, engine = world_of(auto_tiers=False, extents=8, slots=40)
+    chains = [chain(f"x{number}", 1) for number in range(MAX_RUNS)]
+    for number, keys in enumerate(chains):
+        world.give(0, engine, keys)
+        engine.lookup(keys, request=number)
+    for probe in world.flying(0, fx.TierProbe):
+        world.answer(probe.job)
+    world.pump()
+    assert world.core.stats()["slots_reserved"] == MAX_RUNS
+    world.down(0, stuck_life=1)
+    world.up(0)
+    world.wait(SECOND)
+    world.settle()
+    assert engine.lookup(chains[0], request=99).pending == 1
+    seq = query(engine, request=99)
+    world.settle()
+    assert engine.answer(seq).ready == 1
+    assert world.core.stats()["promotions_running"] == MAX_RUNS
+    world.gone(0, 1)
+    assert world.core.stats()["promotions_running"] == 0
 
 
 def test_an_error_of_all_is_no_answer_of_the_tier() -> None:

@@ -179,6 +179,29 @@ def test_a_slow_tier_that_goes_on_answering_stays_in_use_but_not_for_ever() -> N
     assert not bench.is_open()
 
 
+def test_a_read_that_moves_stays_in_use_until_it_stops_or_takes_too_long() -> None:
+    bench = Bench()
+    bench.get("slow", 1000)
+    for _ in range(3):
+        bench.wait(2 * SECOND_NS - 1)
+        bench.tier.moves()
+    bench.wait(2 * SECOND_NS - 1)
+    assert bench.is_open()
+    bench.wait(1)
+    assert not bench.is_open()
+
+
+def test_moving_does_not_make_a_read_that_takes_too_long_a_good_one() -> None:
+    bench = Bench()
+    bench.get("stuck")
+    for _ in range(9):
+        bench.wait(SECOND_NS)
+        bench.tier.moves()
+    assert bench.is_open()
+    bench.wait(SECOND_NS)
+    assert not bench.is_open()
+
+
 def test_a_write_that_takes_long_is_no_stall() -> None:
     bench = Bench()
     bench.put("slow")

@@ -86,3 +86,20 @@ def test_a_namespace_with_windows_is_asked_for_a_group_of_full_attention() -> No
     assert asked((False, False, True, True, False, True)) == (2, 2)
     assert asked((True, False)) == (0, 1)
     assert asked((False, False)) == (0, 2)
+
+
+def test_what_moves_is_one_tiers_own() -> None:
+    world = TierWorld(tiered(TierConfig("a"), TierConfig("b")), auto_tiers=False)
+    world.up(0)
+    world.up(1)
+    world.engine().register(namespace())
+    state = world.core._state
+    (owner,) = state.roster.owners.values()
+    for tier in state.tiers.tiers:
+        state.tiers.get(tier, owner, np.zeros(1, PART_DTYPE), 8, lambda statuses: None)
+    world.core.take_effects()  # nobody performs them
+    for _ in range(3):
+        world.wait(SECOND)
+        world.core.tier_moves(fx.TierId(0), world.now_ns)
+        world.core.tier_moves(fx.TierId(7), world.now_ns)
+    assert [tier.name for tier in state.tiers.readable()] == ["a"]

@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.namespace import Namespace, fingerprint
 from server.core import effects as fx
 from server.core.config import TierConfig
-from server.core.tiers.parts import Listed
+from server.core.tiers.listed import Listed
 from server.core.tiers.policy import Policy
 from tests.server.core.spaces import SPACES, keys_of
 from tests.server.core.tiers.model import tiered

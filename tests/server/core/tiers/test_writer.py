@@ -207,7 +207,7 @@ def test_nothing_is_written_before_the_tier_said_what_it_has() -> None:
     a.save([*keys, *chain("x", 51)[50:]], start=50)
     (probe,) = world.tier_jobs.values()
     assert isinstance(probe, fx.TierProbe)
-    a.ask(m.Clear(fingerprint=NAME))  # while it is asked
+    a.begin(m.Clear(fingerprint=NAME))  # while it is asked
     world.auto_tiers = True
     for number in list(world.tier_jobs):
         world.answer(number)
@@ -224,7 +224,7 @@ def test_what_engines_left_behind_is_given_back_when_its_write_ends() -> None:
     b.register(namespace("other"))
     b.save(chain("x", 2))
     b.die()
-    a.ask(m.Clear())
+    a.begin(m.Clear())
     assert world.core.stats()["namespaces"] == 2
     (put,) = (job for job in world.tier_jobs.values() if isinstance(job, fx.TierPut))
     world.answer(put.job)

@@ -15,7 +15,7 @@ from server.tiers.disk import index as index_files
 from server.tiers.disk import journal as journals
 from server.tiers.disk import segments
 from server.tiers.disk.catalog import Catalog
-from server.tiers.disk.index import Index
+from server.tiers.disk.index import Index, IndexUnusableError
 from server.tiers.disk.journal import Journal
 from server.tiers.disk.plan import MIB, NAME_BYTES
 from server.tiers.disk.tail import Tail
@@ -177,3 +177,32 @@ def test_last_uses_are_written_at_the_end(made: Callable[..., Rig]) -> None:
     stamps = {bytes(one): int(entry["stamp"]) for one, entry in zip(names, entries, strict=True)}
     index.close()
     assert stamps[name(1)] > stamps[name(2)]
+
+
+def test_what_went_while_the_index_was_lost_stays_away(
+    made: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = made()
+    rig.publish(1)
+    rig.journal.flush()
+    rig.journal._lose(OSError(errno.EIO, "a bad sector"))
+    rig.catalog.forget(name(1))
+    rig.journal.settle()
+    assert rig.on_disk() == set() == rig.in_tail()
+
+
+def test_it_says_when_what_went_may_come_back(
+    made: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = made()
+    rig.publish(1)
+    rig.journal.flush()
+    rig.journal._lose(OSError(errno.EIO, "a bad sector"))
+    rig.catalog.forget(name(1))
+
+    def fail() -> Index:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(rig.journal, "_make_index", fail)
+    with pytest.raises(IndexUnusableError):
+        rig.journal.settle()

@@ -279,3 +279,17 @@ def test_what_namespaces_are_is_shared_and_goes_with_them(opened: Open, tmp_path
     there.clear(FINGERPRINT)
     assert here.namespaces() == []
     assert here.namespace(FINGERPRINT) == b""
+
+
+@pytest.mark.parametrize("call", ["rename", "remove"])
+def test_what_cannot_be_forgotten_is_told(opened: Open, call: str) -> None:
+    """Else the server would read it again as if it had been."""
+    files = FaultyFiles()
+    tier = opened(files=files)
+    one = filled(1)
+    assert tier.batch_put([one]) == [Status.OK]
+    files.fail(call)
+    with pytest.raises((OSError, TierError)):
+        tier.clear(FINGERPRINT) if call == "rename" else tier.delete([one.name])
+    files.heal()
+    assert tier.batch_exists([one.name]) == [True]
