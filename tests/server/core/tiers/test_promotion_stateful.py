@@ -126,6 +126,22 @@ class TierMachine(CoreMachine):
         else:
             self.answer_some(number)
 
+    @rule(number=numbers, most=st.sampled_from([0, 0, 1, 5, 40]), one=st.booleans())
+    def warm(self, number: int, most: int, one: bool) -> None:
+        """All that tiers have, of any namespace, beside whatever else is going on."""
+        engine = self.pick(number)
+        if engine is not None:
+            name = fingerprint(engine.space) if one else b""
+            self.wait(engine, m.Warm(fingerprint=name, max_bytes=most * PAGE))
+
+    @rule(number=numbers)
+    def end_warming(self, number: int) -> None:
+        job = self.below.core._state.warming.job
+        engine = self.pick(number)
+        if engine is not None and job is not None:
+            body = m.WarmCancel if number % 4 == 0 else m.WarmStatus
+            self.wait(engine, body(warm=job.number))
+
     @rule(number=numbers)
     def answer_some(self, number: int) -> None:
         """One after the other, the newest first, and not all of them."""
@@ -213,6 +229,8 @@ class TierMachine(CoreMachine):
         super().teardown()
         stats = self.below.core.stats()
         assert not stats["promotions_running"]
+        job = self.below.core._state.warming.job
+        assert job is None or job.is_over
         assert not stats["prefetches_waiting"]
 
 
