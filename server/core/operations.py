@@ -162,7 +162,15 @@ class Operations:
         self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
 
     def clear_below(self, name: Fingerprint, ticket: Ticket) -> None:
-        """Has lower tiers forget a namespace that has no chunks and no engines here."""
+        """Has lower tiers forget a namespace that has no chunks and no engines here.
+
+        Raises:
+            RequestError: BUSY while they have too many to forget.
+        """
+        if not self._forgetting.has_place(name):
+            raise RequestError(
+                ErrorCode.BUSY, "the tiers have not forgotten what they were told before"
+            )
         self._forgetting.clear_name(name)
         self._reply_forgotten(ticket, 0, [name])
 

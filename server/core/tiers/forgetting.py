@@ -114,6 +114,18 @@ class Forgetting:
         self.begun(owner)
         self.clear_name(owner.fingerprint, owner.num_shards)
 
+    def has_place(self, fingerprint: Fingerprint) -> bool:
+        """Whether a namespace that may be known to tiers only can be owed.
+
+        Half of the places are for those that are known here: names cost whoever sends them nothing.
+        """
+        return all(
+            fingerprint in mine or len(mine) < MAX_OWED // 2
+            for tier in self._tiers.tiers
+            if tier.policy.writes
+            for mine in [self._owed[tier.number]]
+        )
+
     def clear_name(self, fingerprint: Fingerprint, shards: int = 1) -> None:
         """The same of one that may be known to tiers only.
 

@@ -52,6 +52,25 @@ def test_a_namespace_that_only_a_tier_has_is_cleared_by_its_name() -> None:
     assert {name[0] for name in world.tiers[0].store} == {OTHER}
 
 
+def test_made_up_names_do_not_push_out_what_is_owed_of_real_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_OWED", 8)
+    world = TierWorld(tiered(extents=8), auto_tiers=False)
+    world.up()
+    operator = world.engine("o")
+    for number in range(4):
+        operator.begin(m.Clear(fingerprint=Fingerprint(bytes([number]) * 16)))
+    with pytest.raises(KvkeepError, match="BUSY"):
+        operator.ask(m.Clear(fingerprint=Fingerprint(b"z" * 16)))
+    operator.begin(m.Clear(fingerprint=Fingerprint(bytes(16))))  # owed already
+    a = begin(world)
+    a.begin(m.Clear(fingerprint=NAME))
+    assert not world.core._state.tiers.readable(NAME)
+    assert world.core.stats().get("tier_t_drops_lost", 0) == 0
+    assert world.core.stats()["tier_t_drops_owed"] == 5
+
+
 def test_without_a_tier_to_tell_an_unknown_namespace_is_an_error() -> None:
     world = TierWorld(tiered(TierConfig("a", Policy.NONE)))
     world.up()
