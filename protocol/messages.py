@@ -512,11 +512,14 @@ class Warm(Request, frozen=True, kw_only=True):
 
     Attributes:
         fingerprint: of a namespace; empty for all.
+        keys: chunk keys from chunk 0 on, 16 bytes each, of the one prefix that is wanted; empty
+            for what tiers list.
         max_bytes: most that is loaded; 0 for as much as fits.
     """
 
     op: ClassVar[Op] = Op.WARM
     fingerprint: OptionalId = b""
+    keys: Annotated[bytes, Meta(max_length=limits.MAX_BLOCKS_PER_MESSAGE * ID_BYTES)] = b""
     max_bytes: Total = 0
 
 

@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -47,6 +48,29 @@ FINGERPRINT_DIGITS = 32
     "--bytes", "size", metavar="SIZE", help="Load at most so much, e.g. 20G.  [default: what fits]"
 )
 @click.option(
+    "--tokens",
+    "tokens_file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Load these prompts' chunks: a file with a JSON list of token ids on each line. Needs"
+    " --namespace and --tokens-per-block.",
+)
+@click.option(
+    "--tokens-per-block",
+    metavar="N",
+    type=click.IntRange(1, 1 << 16),
+    help="Of the engines that use the namespace.",
+)
+@click.option(
+    "--chunk-blocks",
+    metavar="N",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Likewise: blocks stored under one key.",
+)
+@click.option("--salt", metavar="TEXT", help="The prompts' cache salt, if they have one.")
+@click.option(
     "--wait",
     "wait_s",
     metavar="SECONDS",
@@ -57,7 +81,15 @@ FINGERPRINT_DIGITS = 32
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 def command(
-    endpoint: str | None, namespace: str | None, size: str | None, wait_s: float, as_json: bool
+    endpoint: str | None,
+    namespace: str | None,
+    size: str | None,
+    tokens_file: str | None,
+    tokens_per_block: int | None,
+    chunk_blocks: int,
+    salt: str | None,
+    wait_s: float,
+    as_json: bool,
 ) -> None:
     """Load the hottest chunks of the lower tiers into L1 before traffic comes.
 
@@ -66,19 +98,40 @@ def command(
     or the server ended it, 3 when no tier lists anything.
     """
     from protocol.errors import ConfigError
-    from server import config, sizes
+    from server import config, prompts, sizes
 
     try:
         settings = config.read({"endpoint": endpoint}, os.environ)
         max_bytes = sizes.parse_size("bytes", size) if size is not None else 0
         fingerprint = _fingerprint(namespace)
+        wanted = [b""]
+        if tokens_file is not None:
+            if not fingerprint or tokens_per_block is None:
+                raise sizes.invalid(
+                    "tokens", tokens_file, "--namespace and --tokens-per-block with it"
+                )
+            wanted = prompts.read_keys(tokens_file, tokens_per_block, chunk_blocks, salt)
     except ConfigError as error:
         click.echo(f"kvkeep: {error}", err=True)
         raise SystemExit(EXIT_CONFIG) from None
     side_path = settings.endpoint.side_path(settings.runtime_dir)
-    raise SystemExit(
-        _run(side_path, settings.endpoint.url, fingerprint, max_bytes, wait_s, as_json)
-    )
+    goal = Goal(fingerprint, wanted, max_bytes)
+    raise SystemExit(_run(side_path, settings.endpoint.url, goal, wait_s, as_json))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is to be loaded.
+
+    Attributes:
+        fingerprint: of a namespace, or empty.
+        wanted: keys of each prefix, or one empty entry for what tiers list.
+        max_bytes: most of it, 0 for what fits.
+    """
+
+    fingerprint: bytes
+    wanted: list[bytes]
+    max_bytes: int
 
 
 def _fingerprint(text: str | None) -> bytes:
@@ -94,19 +147,15 @@ def _fingerprint(text: str | None) -> bytes:
     raise invalid("namespace", text, "the 32 hex digits of a fingerprint")
 
 
-def _run(
-    side_path: str, url: str, fingerprint: bytes, max_bytes: int, wait_s: float, as_json: bool
-) -> int:
+def _run(side_path: str, url: str, goal: Goal, wait_s: float, as_json: bool) -> int:
     from protocol.errors import RETRYABLE, KvkeepError
-    from protocol.messages import Warm
     from server import asking
 
-    body = Warm(fingerprint=fingerprint, max_bytes=max_bytes)
     give_up_s = time.monotonic() + wait_s
     while True:
         try:
             with asking.connected(side_path, LIMIT_S, "warm") as asker:
-                return _warm(asker, body, as_json)
+                return _warm(asker, goal, as_json)
         except (KvkeepError, OSError) as error:
             may_come = isinstance(error, OSError) or error.code in RETRYABLE
             if may_come and time.monotonic() < give_up_s:
@@ -117,21 +166,56 @@ def _run(
             return EXIT_FAILED
 
 
-def _warm(asker: Asker, body: Any, as_json: bool) -> int:
-    from protocol.messages import WarmReply
-
-    begun = asker.ask(body, LIMIT_S)
-    if not isinstance(begun, WarmReply):
-        raise _nonsense(begun)
-    start_s = time.monotonic()
+def _warm(asker: Asker, goal: Goal, as_json: bool) -> int:
+    start_s, code = time.monotonic(), 0
+    done: list[WarmStatusReply] = []
     try:
         with _bar() if not as_json else nullcontext(_nothing) as show:
-            status = _watch(asker, begun.warm, show)
-        code = EXIT_NOTHING if not status.listed else 0
+            for keys in goal.wanted:
+                left = goal.max_bytes - sum(status.loaded_bytes for status in done)
+                if goal.max_bytes and left <= 0:
+                    break
+                number = _begin(asker, goal.fingerprint, keys, left if goal.max_bytes else 0)
+                try:
+                    done.append(_watch(asker, number, show))
+                except KeyboardInterrupt:
+                    done.append(_cancel(asker, number))
+                    raise
     except KeyboardInterrupt:
-        status, code = _cancel(asker, begun.warm), EXIT_INTERRUPTED
-    _tell(status, time.monotonic() - start_s, as_json)
+        code = EXIT_INTERRUPTED
+    whole = _together(done)
+    if not whole.listed and not code:
+        code = EXIT_NOTHING
+    _tell(whole, time.monotonic() - start_s, as_json)
     return code
+
+
+def _together(done: list[WarmStatusReply]) -> WarmStatusReply:
+    """Several jobs as one."""
+    from protocol.messages import WarmStatusReply
+
+    if len(done) == 1:
+        return done[0]
+    missed = sum(one.missed for one in done)
+    last = done[-1].reason if done else "no prompt has one whole chunk"
+    return WarmStatusReply(
+        listed=sum(one.listed for one in done),
+        held=sum(one.held for one in done),
+        loaded=sum(one.loaded for one in done),
+        loaded_bytes=sum(one.loaded_bytes for one in done),
+        missed=missed,
+        final=True,
+        reason=f"{missed} chunks were not found" if missed else last,
+    )
+
+
+def _begin(asker: Asker, fingerprint: bytes, keys: bytes, max_bytes: int) -> int:
+    from protocol.messages import Warm, WarmReply
+
+    begun = asker.ask(Warm(fingerprint=fingerprint, keys=keys, max_bytes=max_bytes), LIMIT_S)
+    if not isinstance(begun, WarmReply):
+        raise _nonsense(begun)
+    return begun.warm
 
 
 def _watch(asker: Asker, number: int, show: Callable[[WarmStatusReply], None]) -> WarmStatusReply:

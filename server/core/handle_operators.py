@@ -108,7 +108,10 @@ class OperatorHandlers:
         return operations.unpin(operations.owner(body.fingerprint), body.keys)
 
     def _warm(self, process: Process, body: WarmRequest, ticket: Ticket) -> Body:
-        job = self._state.warming.begin(process.process, body.fingerprint, body.max_bytes)
+        check_keys(body.keys, 0)
+        job = self._state.warming.begin(
+            process.process, body.fingerprint, body.max_bytes, body.keys
+        )
         return WarmReply(warm=job.number)
 
     def _warm_status(self, process: Process, body: WarmStatus, ticket: Ticket) -> Body:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from protocol.keys import BlockHashChain, ReuseScope
 from protocol.namespace import fingerprint
 from server.cli import cli
 from tests.tiers.rig import CHAIN, PAGE_BYTES, TierEngine, chains, counters, disk, serve, settle
@@ -107,6 +108,34 @@ def test_so_many_bytes_or_one_namespace(short_dir: Path, shm_dir: Path, url: str
         assert told(server, "--namespace", name)["held"] == 5
         assert counters(server)["namespaces"] == 1
         assert told(server)["chunks"] == CHAIN
+
+
+def test_the_prompts_of_a_file(short_dir: Path, shm_dir: Path, url: str) -> None:
+    prompts = [list(range(1000 * at, 1000 * at + CHAIN * 4)) for at in range(1, 4)]
+    keys = []
+    for tokens in prompts:
+        chain = BlockHashChain.start(ReuseScope(), 4)
+        chain.extend(tokens)
+        keys.append([bytes(chain.key(block)) for block in range(CHAIN)])
+    with serve(short_dir / "s", shm_dir / "a", url) as server:
+        with TierEngine(server) as engine:
+            for at, one in enumerate(keys[:2], 1):
+                engine.keep(one)
+                settle(server, "disk", at * CHAIN)
+        assert server.terminate() == 0
+    shutil.rmtree(shm_dir / "a", ignore_errors=True)
+    path = short_dir / "prompts"
+    path.write_text("".join(f"{tokens}\n" for tokens in [prompts[0][:20], *prompts[1:]]))
+    name = fingerprint(make_namespace(PAGE_BYTES, "test/tiers")).hex()
+    which = ("--namespace", name, "--tokens", str(path), "--tokens-per-block", "4")
+    with serve(short_dir / "s", shm_dir / "a", url) as server:
+        reply = told(server, *which)
+        assert (reply["chunks"], reply["missed"]) == (5 + CHAIN, CHAIN)
+        assert reply["reason"] == f"{CHAIN} chunks were not found"
+        with TierEngine(server) as engine:
+            assert engine.look(keys[1], 0).final
+            engine.end()
+            assert engine.fetch(keys[1]) == CHAIN
 
 
 def test_nothing_listed_and_no_tier_at_all_are_one_clear_line(

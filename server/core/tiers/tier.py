@@ -33,7 +33,7 @@ from server.core.effects import (
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import Breaker
 from server.core.tiers.listed import Listed
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import MAX_TEXT_BYTES, Status
 
 STALL_NS = 2 * SECOND_NS
 """A tier that neither answers nor moves a byte for so long, while a read has been under way for so
@@ -200,13 +200,14 @@ class Tier:
         self._send(Job(TierDrop(self.number, self._job(), fingerprint, keys, shards), over))
 
     def keep(self, fingerprint: Fingerprint, text: bytes) -> None:
-        """Tells what a namespace is, ahead of the first write of it; tried once."""
+        """Tells what a namespace is, ahead of the first write of it; tried once, unless too long."""
         if self.is_open and fingerprint not in self.told:
             if len(self.told) >= MAX_KNOWN:
                 self.told.clear()
             self.told.add(fingerprint)
-            effect = TierKeep(self.number, self._job(), fingerprint, text)
-            self._send(Job(effect, lambda statuses, count: None))
+            if len(text) <= MAX_TEXT_BYTES:
+                effect = TierKeep(self.number, self._job(), fingerprint, text)
+                self._send(Job(effect, lambda statuses, count: None))
 
     def list_there(
         self, what: Listed, fingerprint: Fingerprint, over: Over, shard: int = 0, most: int = 0

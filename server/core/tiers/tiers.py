@@ -21,7 +21,7 @@ from server.core.effects import JobId, TierId
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.tiers.listed import Listed
-from server.core.tiers.parts import MAX_TEXT_BYTES, Status
+from server.core.tiers.parts import Status
 from server.core.tiers.tier import Tier
 
 PUT_SHARE = 4
@@ -133,9 +133,7 @@ class Tiers:
             ended(failed)
             return
         if owner.fingerprint not in tier.told:
-            text = codec.bytes_from_struct(owner.namespace)
-            if len(text) <= MAX_TEXT_BYTES:
-                tier.keep(owner.fingerprint, text)
+            tier.keep(owner.fingerprint, codec.bytes_from_struct(owner.namespace))
         tier.put(owner.fingerprint, parts, num_bytes, lambda statuses, _: ended(statuses or failed))
 
     def drop(

@@ -115,6 +115,7 @@ class Warm:
         process: who asked for it.
         fingerprint: of the one namespace wanted; empty for all.
         max_bytes: most that is loaded, 0 for no bound.
+        keys: of the one prefix wanted, 16 bytes per chunk; empty for what tiers list.
         listed: chunks that tiers say they have.
         held: of these, those that were in L1.
         num_chunks: those loaded.
@@ -133,6 +134,7 @@ class Warm:
     process: ProcessId
     fingerprint: Fingerprint
     max_bytes: int
+    keys: bytes = b""
     listed: int = 0
     held: int = 0
     num_chunks: int = 0
@@ -149,11 +151,13 @@ class Warm:
     def summary(self) -> str:
         """Why it ends by itself."""
         if not self.listed:
-            return self.trouble or "no tier lists anything"
+            nothing = "no tier knows the namespace" if self.keys else "no tier lists anything"
+            return self.trouble or nothing
         if self.missed:
-            text = f"{self.missed} chunks could not be read"
+            what = "were not found" if self.keys else "could not be read"
+            text = f"{self.missed} chunks {what}"
             return f"{text}: {self.trouble}" if self.trouble else text
-        return "all that tiers list is there"
+        return "all that was wanted is there" if self.keys else "all that tiers list is there"
 
 
 @dataclass(eq=False)

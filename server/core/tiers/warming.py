@@ -86,19 +86,21 @@ class Warming:
 
     # --- what an operator asks ------------------------------------------------------------
 
-    def begin(self, process: ProcessId, name: bytes, max_bytes: int) -> Warm:
+    def begin(self, process: ProcessId, name: bytes, max_bytes: int, keys: bytes = b"") -> Warm:
         """Begins to load.
 
         Args:
             process: who asks; the job ends with it.
             name: fingerprint of a namespace; empty for all.
             max_bytes: most that is loaded, 0 for as much as fits.
+            keys: of the one prefix wanted, 16 bytes per chunk; empty for what tiers list.
 
         Raises:
-            RequestError: INVALID_ARGUMENT for no fingerprint, UNSUPPORTED without lower tiers,
-                UNAVAILABLE while none of them can be read, LIMIT_EXCEEDED while another job runs.
+            RequestError: INVALID_ARGUMENT for no fingerprint, or keys without one, UNSUPPORTED
+                without lower tiers, UNAVAILABLE while none of them can be read, LIMIT_EXCEEDED
+                while another job runs.
         """
-        if len(name) not in (0, ID_BYTES):
+        if len(name) not in (0, ID_BYTES) or (keys and not name):
             raise RequestError(ErrorCode.INVALID_ARGUMENT, "a fingerprint has 16 bytes")
         if not self._tiers.tiers:
             raise RequestError(
@@ -108,7 +110,7 @@ class Warming:
             raise RequestError(ErrorCode.LIMIT_EXCEEDED, "a warm job runs already")
         if not self._tiers.readable():
             raise RequestError(ErrorCode.UNAVAILABLE, "no tier can be read at present")
-        job = self.job = Warm(next(self._numbers), process, Fingerprint(name), max_bytes)
+        job = self.job = Warm(next(self._numbers), process, Fingerprint(name), max_bytes, keys)
         self._outbox.counters["warms"] += 1
         job.task = self._lanes.start(LANE, self._steps(job), partial(self._failed, job))
         return job
@@ -163,7 +165,7 @@ class Warming:
 
     def _steps(self, job: Warm) -> Steps:
         yield MORE
-        for tier in self._tiers.readable():
+        for tier in self._tiers.readable() if not job.keys else ():
             sources = yield from self._sources(job, tier)
             while sources and not job.is_over:
                 source = sources.popleft()
@@ -174,8 +176,26 @@ class Warming:
                     sources.append(source)
             if job.is_over:
                 return
-        job.why = job.summary()
-        self._end(job)
+        if job.keys:
+            yield from self._prefix(job)
+        if not job.is_over:
+            job.why = job.summary()
+            self._end(job)
+
+    def _prefix(self, job: Warm) -> Steps:
+        """Loads the one prefix that is wanted, from whichever tiers have it."""
+        for tier in self._tiers.readable():
+            owner = yield from self._owner(job, tier, job.fingerprint)
+            if job.is_over:
+                return
+            if owner is not None:
+                job.owners[job.fingerprint] = owner
+                owner.warming = True
+                source = Source(tier, owner, owner.index)
+                source.waiting.append(Segment(b"", job.keys))
+                job.listed = len(job.keys) // ID_BYTES
+                yield from self._load(job, source)
+                return
 
     def _ask(
         self, job: Warm, tier: Tier, what: Listed, name: Fingerprint, shard: int = 0, most: int = 0
@@ -275,18 +295,18 @@ class Warming:
             return False
         start = index.depth[node] + 1 if parent else 0
         held, _ = index.complete_prefix(segment.keys, start)
-        job.held += held
         segment = segment.after(held)
-        if not segment.num_chunks:
-            return True
         room = segment.num_chunks
-        if job.max_bytes:
+        if job.max_bytes and room:
             left = job.max_bytes - job.num_bytes - sum(ride.owed_bytes for ride in job.rides)
             room = left // source.chunk_bytes
             if room <= 0:
                 if not job.rides:
                     self.cancel(job, "as many bytes as were wanted")
                 return bool(job.is_over)
+        job.held += held
+        if not room:
+            return True
         ride = Ride(job, source, segment.first(room), start + held, self._rode)
         if room < segment.num_chunks:
             source.waiting.appendleft(segment.after(room))

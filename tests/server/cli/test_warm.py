@@ -40,6 +40,7 @@ def test_its_last_line_and_its_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--namespace", "xyz"], "the 32 hex digits of a fingerprint"),
         (["--namespace", "g" * 32], "the 32 hex digits of a fingerprint"),
         (["--bytes", "many"], "bytes='many'"),
+        (["--tokens", __file__], "--namespace and --tokens-per-block with it"),
         (["--endpoint", "somewhere"], "INVALID_URL"),
     ],
 )

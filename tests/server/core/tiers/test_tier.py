@@ -14,7 +14,8 @@ from server.core.clock import Clock, Timers
 from server.core.config import SECOND_NS, TierConfig
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import MAX_FAILURES
-from server.core.tiers.parts import PART_DTYPE, Status
+from server.core.tiers.listed import Listed
+from server.core.tiers.parts import MAX_TEXT_BYTES, PART_DTYPE, Status
 from server.core.tiers.tier import MAX_DROPS, MAX_WAITING, Tier
 
 SPACE, OTHER = Fingerprint(b"s" * 16), Fingerprint(b"o" * 16)
@@ -267,3 +268,37 @@ def test_what_waits_is_bounded() -> None:
     for _ in range(MAX_DROPS + 3):
         bench.tier.drop(SPACE, b"", 1, bench.over("d"))
     assert sum(name == "d" for name, _, _ in bench.ended) == 3
+
+
+def test_a_namespace_is_described_once_until_it_is_cleared_or_another_porter_comes() -> None:
+    bench = Bench()
+    bench.sent()
+
+    def kept() -> list[bytes]:
+        bench.tier.keep(SPACE, b"what it is")
+        return [job.text for job in bench.sent() if isinstance(job, fx.TierKeep)]
+
+    assert (kept(), kept()) == ([b"what it is"], [])
+    bench.tier.drop(SPACE, b"k" * 16, 1, bench.over("drop"))
+    assert kept() == []
+    bench.tier.drop(SPACE, b"", 1, bench.over("clear"))
+    assert kept() == [b"what it is"]
+    bench.tier.ready(0, 0)
+    assert kept() == [b"what it is"]
+    bench.tier.keep(OTHER, b"x" * (MAX_TEXT_BYTES + 1))
+    assert not [job for job in bench.sent() if isinstance(job, fx.TierKeep)]
+
+
+def test_what_cannot_be_listed_or_kept_says_nothing_of_how_a_tier_reads() -> None:
+    bench = Bench()
+    for number in range(2 * MAX_FAILURES):
+        bench.tier.list_there(Listed.NEXT, SPACE, bench.over(f"list {number}"))
+    bench.tier.keep(SPACE, b"what it is")
+    for job in bench.sent():
+        if isinstance(job, fx.TierList | fx.TierKeep):
+            bench.tier.done(job.job, None)
+    assert bench.is_open()
+    assert [statuses for _, statuses, _ in bench.ended] == [None] * (2 * MAX_FAILURES)
+    bench.tier.lost()
+    bench.tier.list_there(Listed.NEXT, SPACE, bench.over("down"))
+    assert bench.ended[-1] == ("down", None, 0)

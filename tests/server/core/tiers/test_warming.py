@@ -125,6 +125,32 @@ def test_one_namespace_of_several() -> None:
     assert bench.warm(fingerprint=b"n" * 16).reason == "no tier lists anything"
 
 
+def test_one_prefix_whether_or_not_the_tier_can_list() -> None:
+    bench, keys = Bench(), chain("x", 8)
+    bench.give(keys)
+    bench.give(chain("other", 8))
+    tier = bench.world.tiers[0]
+    name = fingerprint(PLAIN)
+    reply = bench.warm(fingerprint=name, keys=b"".join(keys[:5]))
+    assert (reply.listed, reply.loaded, reply.missed) == (5, 5, 0)
+    assert reply.reason == "all that was wanted is there"
+    assert bench.stats()["chunks"] == 5
+    # Its namespace is known now, so the tier need not say anything.
+    tier.described = None
+    reply = bench.warm(fingerprint=name, keys=b"".join([*keys, *chain("y", 9)[8:]]))
+    assert (reply.held, reply.loaded, reply.missed) == (5, 3, 1)
+    assert reply.reason == "1 chunks were not found"
+    assert bench.engine().lookup(keys).ready == 8
+
+
+def test_a_prefix_needs_its_namespace() -> None:
+    bench, key = Bench(), chain("x", 1)[0]
+    assert bench.operator.error(m.Warm(keys=key)) is ErrorCode.INVALID_ARGUMENT
+    odd = m.Warm(fingerprint=fingerprint(PLAIN), keys=key + b"x")
+    assert bench.operator.error(odd) is ErrorCode.COUNT_MISMATCH
+    assert bench.warm(fingerprint=b"n" * 16, keys=key).reason == "no tier knows the namespace"
+
+
 def test_no_more_bytes_than_wanted() -> None:
     bench, keys = Bench(), chain("x", 8)
     bench.give(keys)
