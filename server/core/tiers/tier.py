@@ -200,7 +200,7 @@ class Tier:
         self._send(Job(TierDrop(self.number, self._job(), fingerprint, keys, shards), over))
 
     def keep(self, fingerprint: Fingerprint, text: bytes) -> None:
-        """Tells what a namespace is, ahead of the first write of it; tried once, unless too long."""
+        """Tells what a namespace is, ahead of the first write of it; tried once."""
         if self.is_open and fingerprint not in self.told:
             if len(self.told) >= MAX_KNOWN:
                 self.told.clear()
