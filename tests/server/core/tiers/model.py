@@ -112,6 +112,9 @@ class TierWorld(World):
         """A stuck porter dies at last."""
         for job in self.stuck_jobs.pop((number, life), []):
             self.check_put(job)
+            if isinstance(job, fx.TierDrop):
+                # It may have been under way: what was written since is lost, which is a miss.
+                self.tiers[number].store = remaining(job, self.tiers[number].store)
         self.core.porter_gone(fx.TierId(number), life, self.now_ns)
 
     def wait(self, ns: int) -> None:
@@ -149,8 +152,18 @@ class TierWorld(World):
         return [(effect.fingerprint, bytes(row["key"]), int(row["shard"])) for row in effect.parts]
 
     def flying(self, number: int, kind: type[Any]) -> list[Any]:
-        jobs = [*self.tier_jobs.values()]
-        jobs += [job for jobs in self.stuck_jobs.values() for job in jobs]
+        """What a tier's porters have, those included that were killed and do not die."""
+        stuck = [job for jobs in self.stuck_jobs.values() for job in jobs]
+        stuck = [job for job in stuck if isinstance(job, kind) and job.tier == number]
+        return [*self.live(number, kind), *stuck]
+
+    def live(self, number: int, kind: type[Any]) -> list[Any]:
+        """What the porter that runs has.
+
+        A DROP that a killed one had is failed at once and told to the next one: it stands against
+        nothing from that one's answer on.
+        """
+        jobs = self.tier_jobs.values()
         return [job for job in jobs if isinstance(job, kind) and job.tier == number]
 
     def _asked(self, job: Job) -> None:
@@ -166,7 +179,7 @@ class TierWorld(World):
     def _kept(self, job: fx.TierKeep) -> None:
         tier = self.tiers[job.tier]
         assert tier.is_up, "a porter that is down is asked"
-        for drop in self.flying(job.tier, fx.TierDrop):
+        for drop in self.live(job.tier, fx.TierDrop):
             assert drop.keys or drop.fingerprint != job.fingerprint
         if tier.described is not None and not tier.fails:
             tier.described[job.fingerprint] = job.text
@@ -174,7 +187,7 @@ class TierWorld(World):
 
     def _check_order(self, put: fx.TierPut) -> None:
         tier = self.tiers[put.tier]
-        for drop in self.flying(put.tier, fx.TierDrop):
+        for drop in self.live(put.tier, fx.TierDrop):
             self.check_drop(drop, put)
         ahead = set(tier.had)
         for other in self.flying(put.tier, fx.TierPut):
@@ -248,21 +261,17 @@ class TierWorld(World):
 
     def _forget(self, job: fx.TierDrop, tier: ModelTier) -> None:
         # Writes that were begun before are over when it takes place.
-        for put in self.flying(job.tier, fx.TierPut):
-            if put.fingerprint == job.fingerprint and put.job in self.tier_jobs:
+        for put in self.live(job.tier, fx.TierPut):
+            if put.fingerprint == job.fingerprint:
                 self.answer(put.job)
         if tier.fails:
             return
-        keys = {job.keys[at : at + 16] for at in range(0, len(job.keys), 16)}
-        if not keys and tier.described is not None:
+        if not job.keys and tier.described is not None:
             tier.described.pop(job.fingerprint, None)
-        tier.store = {
-            name
-            for name in tier.store
-            if name[0] != job.fingerprint or (keys and name[1] not in keys)
-        }
-        tier.had = {
-            name
-            for name in tier.had
-            if name[0] != job.fingerprint or (keys and name[1] not in keys)
-        }
+        tier.store, tier.had = remaining(job, tier.store), remaining(job, tier.had)
+
+
+def remaining(drop: fx.TierDrop, names: set[Name]) -> set[Name]:
+    """What a DROP leaves of some names."""
+    keys = {drop.keys[at : at + 16] for at in range(0, len(drop.keys), 16)}
+    return {name for name in names if name[0] != drop.fingerprint or (keys and name[1] not in keys)}

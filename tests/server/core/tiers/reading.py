@@ -14,6 +14,7 @@ from protocol import messages as m
 from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.config import CoreConfig, TierConfig
+from server.core.index import ABSENT
 from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
 from tests.server.core.spaces import SPACES
@@ -39,6 +40,8 @@ class ReadWorld(TierWorld):
         super().__init__(config, **fields)
         self.manners = [Manner() for _ in config.tiers]
         self.tier_reads: list[fx.TierGet] = []
+        #: Chunks of which some part came spoilt, or not at all, by tier and namespace.
+        self.bad: set[tuple[int, bytes, bytes]] = set()
 
     def slot_of(self, row: Any) -> tuple[int, int]:
         geometry = self.extents[int(row["extent"])].geometry
@@ -66,11 +69,31 @@ class ReadWorld(TierWorld):
         super()._asked(job)
 
     def check_drop(self, drop: fx.TierDrop, put: fx.TierPut) -> None:
-        # A value that came spoilt is dropped while others are written, but not the same anew.
+        # A chunk that came spoilt is dropped while others of its namespace are written, even other
+        # parts of it: they may be lost below again, so L1 must not count on them afterwards.
         if drop.fingerprint == put.fingerprint:
-            assert drop.keys, "written while it is to be forgotten"
-            keys = {drop.keys[at : at + 16] for at in range(0, len(drop.keys), 16)}
-            assert not any(bytes(row["key"]) in keys for row in put.parts)
+            assert self.is_of_bad(drop), "written while it is to be forgotten"
+
+    def is_of_bad(self, drop: fx.TierDrop) -> bool:
+        """Whether a DROP is of chunks that came spoilt or not at all; else CLEAR or DELETE asked.
+
+        A DELETE of such a chunk cannot be told apart.
+        """
+        keys = [drop.keys[at : at + 16] for at in range(0, len(drop.keys), 16)]
+        return bool(keys) and all((drop.tier, drop.fingerprint, key) in self.bad for key in keys)
+
+    def check_dropped(self, drop: fx.TierDrop) -> None:
+        """L1 does not count on a tier for chunks that the tier has just dropped."""
+        state = self.core._state
+        for owner in state.roster.owners.values():
+            if owner.fingerprint != drop.fingerprint:
+                continue
+            for at in range(0, len(drop.keys), 16):
+                node = owner.index.find(drop.keys[at : at + 16])
+                for shard in range(owner.num_shards) if node != ABSENT else ():
+                    slot = owner.index.cell(node, shard)
+                    if slot != ABSENT:
+                        assert not state.slots.tiers_of[slot] >> drop.tier & 1, "counted on"
 
     def remove(self, extent: int) -> None:
         for job in self.flying_gets():
@@ -84,11 +107,16 @@ class ReadWorld(TierWorld):
         job = self.tier_jobs[number]
         if not isinstance(job, fx.TierGet):
             super().answer(number)
+            if isinstance(job, fx.TierDrop) and self.is_of_bad(job):
+                self.check_dropped(job)
             return
         del self.tier_jobs[number]
         statuses = bytes(self.read(job, row, name) for row, name in self.rows(job))
         if late is not None:
             statuses = bytes([late]) * len(statuses)
+        for status, (_, name) in zip(statuses, self.rows(job), strict=True):
+            if status in (Status.CORRUPT, Status.ABSENT):
+                self.bad.add((job.tier, name[0], name[1]))
         whole = None if self.tiers[job.tier].fails else statuses
         self.core.tier_done(fx.JobId(number), whole, self.now_ns)
 

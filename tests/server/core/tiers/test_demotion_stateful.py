@@ -24,7 +24,8 @@ from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
 from server.core.tiers.tiers import PUT_SHARE
 from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
-from tests.server.core.tiers.model import TierWorld, tiered
+from tests.server.core.tiers.model import tiered
+from tests.server.core.tiers.reading import ReadWorld
 from tests.server.core.world import SECOND, Engine
 
 TIERS = (
@@ -48,7 +49,7 @@ class DemotionMachine(RuleBasedStateMachine):
         ]
         for one in self.patches:
             one.start()
-        self.world = TierWorld(tiered(*TIERS, extents=2 * extents, slots=6), auto_tiers=False)
+        self.world = ReadWorld(tiered(*TIERS, extents=2 * extents, slots=6), auto_tiers=False)
         self.space = next(one for one in SPACES if one is space)
         self.name = fingerprint(self.space)
         self.engines: list[Engine] = []

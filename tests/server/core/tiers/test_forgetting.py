@@ -14,6 +14,7 @@ from server.core.tiers import forgetting as module
 from server.core.tiers import tier as tier_module
 from server.core.tiers.policy import Policy
 from tests.server.core.tiers.model import TierWorld, tiered
+from tests.server.core.tiers.reading import world_of
 from tests.server.core.world import SECOND, Engine, chain, namespace
 
 NAME, OTHER = fingerprint(namespace()), fingerprint(namespace("other"))
@@ -325,3 +326,27 @@ def test_a_server_owes_what_a_former_one_wrote_down() -> None:
         (OTHER, key, 0) for key in kept
     }
     assert not world.owed
+
+
+def test_a_drop_that_a_killed_porter_does_late_loses_what_was_written_since() -> None:
+    # No more than a miss: the next porter forgot what was to be forgotten before that was written.
+    world, a = world_of(TierConfig("t"), extents=8, auto_tiers=False)
+    keys, name = chain("x", 3), fingerprint(a.space)
+    a.save(keys)
+    world.settle()
+    a.begin(m.Clear(fingerprint=name))
+    (late,) = world.flying(0, fx.TierDrop)
+    world.down(0, stuck_life=1)
+    world.up()
+    world.wait(2 * SECOND)
+    world.settle()
+    world.wait(2 * SECOND)
+    assert drops(world)[1:]
+    assert not world.tiers[0].store
+    assert world.flying(0, fx.TierDrop) == [late]
+    a.save(keys)
+    world.settle()
+    assert world.tiers[0].store == world.names_of(a, keys)
+    world.gone(0, 1)
+    assert not world.tiers[0].store
+    assert a.lookup(keys).ready == len(keys)  # of L1
