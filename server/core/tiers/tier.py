@@ -225,10 +225,15 @@ class Tier:
         for job in ended:
             job.over(None, 0)
 
-    def has_room(self, is_put: bool = False) -> bool:
-        """Whether one more read, or write of ``job_bytes``, would be sent at once."""
+    def has_room(self, is_put: bool = False, num_bytes: int = 0) -> bool:
+        """Whether one more read, or write of ``job_bytes`` or more, would be sent at once.
+
+        Args:
+            is_put: a write.
+            num_bytes: of it, if that is more than ``job_bytes``.
+        """
         kind = TierPut if is_put else TierGet
-        num_bytes = self.job_bytes if is_put else 1
+        num_bytes = max(self.job_bytes, num_bytes) if is_put else 1
         return self.is_open and not self._queue(kind) and self._fits(kind, num_bytes)
 
     def _check(self) -> None:

@@ -176,9 +176,9 @@ class Tiers:
         """
         tier.list_there(what, fingerprint, lambda listed, _: ended(listed), shard, most)
 
-    def has_room(self, tier: Tier, is_put: bool = False) -> bool:
-        """Whether one more read, or write of ``job_bytes``, would be sent at once."""
-        return tier.has_room(is_put)
+    def has_room(self, tier: Tier, is_put: bool = False, num_bytes: int = 0) -> bool:
+        """See ``Tier.has_room``."""
+        return tier.has_room(is_put, num_bytes)
 
     # --- what porters say -----------------------------------------------------------------
 

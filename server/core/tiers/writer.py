@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class Entry:
     lives: NDArray[np.int32]
     tries: int = 0
     taken: int = 0
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """Bytes of all parts of one node, at least 1."""
+        sizes = map(self.owner.namespace.slot_payload_bytes, range(self.owner.num_shards))
+        return max(1, sum(sizes))
 
     @property
     def num_left(self) -> int:
@@ -197,7 +204,12 @@ class Writer:
     def is_free(self) -> bool:
         """Whether something could be written now."""
         is_paused = self._timers.clock.now_ns < self._resume_ns
-        return not is_paused and not self._is_asking and self._tiers.has_room(self.tier, True)
+        if is_paused or self._is_asking:
+            return False
+        # What is next is sent at once: waiting at the tier, it might outlive a failure of what it
+        # continues.
+        least_bytes = self._queue[0].chunk_bytes if self._queue else 0
+        return self._tiers.has_room(self.tier, True, least_bytes)
 
     # --- turns ----------------------------------------------------------------------------
 
@@ -219,7 +231,7 @@ class Writer:
 
     def _advance(self, entry: Entry) -> Generator[Pause, None, None]:
         """Writes the next nodes of an entry, or has it wait for what they continue."""
-        end = min(len(entry.nodes), entry.taken + self._most(entry.owner))
+        end = min(len(entry.nodes), entry.taken + self._most(entry))
         nodes = entry.nodes[entry.taken : end]
         nodes = nodes[entry.index.lives(nodes) == entry.lives[entry.taken : end]]
         chosen: list[int] = []
@@ -244,11 +256,10 @@ class Writer:
         self.num_waiting -= end - entry.taken
         entry.taken = end
 
-    def _most(self, owner: Owner) -> int:
+    def _most(self, entry: Entry) -> int:
         """Nodes of one job: within its bytes and parts, and one at least."""
-        sizes = map(owner.namespace.slot_payload_bytes, range(owner.num_shards))
-        most = self.tier.job_bytes // max(1, sum(sizes))
-        return max(1, min(WRITE_NODES, most, MAX_PARTS // owner.num_shards))
+        most = self.tier.job_bytes // entry.chunk_bytes
+        return max(1, min(WRITE_NODES, most, MAX_PARTS // entry.owner.num_shards))
 
     def _is_saved(self, index: ChunkIndex, node: int) -> bool:
         """Whether the tier has, or is being given, all that is held of a node."""

@@ -7,11 +7,12 @@ import pytest
 from protocol import messages as m
 from protocol.namespace import fingerprint
 from server.core import effects as fx
+from server.core.config import TierConfig
 from server.core.tiers import writer as module
 from server.core.tiers.parts import Status
 from tests.server.core import reborn
 from tests.server.core.tiers.model import TierWorld, tiered
-from tests.server.core.world import SECOND, Engine, World, chain, config, namespace
+from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config, namespace
 
 NAME = fingerprint(namespace())
 
@@ -230,3 +231,30 @@ def test_what_engines_left_behind_is_given_back_when_its_write_ends() -> None:
     world.answer(put.job)
     world.pump()
     assert world.core.stats()["namespaces"] == 1
+
+
+def test_a_chunk_larger_than_a_job_does_not_wait_at_the_tier_while_its_parent_fails() -> None:
+    world = TierWorld(tiered(TierConfig("t", window_bytes=5 * PAGE), slots=16), auto_tiers=False)
+    world.up()
+    engines = [world.engine("e", rank) for rank in range(2)]
+    for engine in engines:
+        engine.register(namespace(num_ranks=2))
+    keys = chain("x", 2)
+    for count in (1, 2):
+        for shard, engine in enumerate(engines):
+            engine.save(keys[:count], shard=shard)
+    world.answer(world.flying(0, fx.TierPut)[0].job)
+    world.pump()
+    put = world.flying(0, fx.TierPut)[0]
+    assert {name[1:] for name in world.names(put)} == {(keys[0], 1)}
+    world.tiers[0].put_status = Status.CORRUPT
+    world.answer(put.job)  # the world looks whether a chunk goes before the one it continues
+    world.pump()
+    world.tiers[0].put_status = Status.OK
+    for _ in range(8):
+        for put in world.flying(0, fx.TierPut):
+            world.answer(put.job)
+        world.pump()
+    assert {(key, shard) for _, key, shard in world.tiers[0].store} == {
+        (key, shard) for key in keys for shard in range(2)
+    }
