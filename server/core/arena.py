@@ -114,7 +114,11 @@ class Arena:
 
     def _drop(self, owner: Owner, line: list[int]) -> int:
         """The same as ``_drop_line`` node by node, which is quicker for a few."""
+        lives = [owner.index.life[node] for node in line]
         for number, node in enumerate(line):
+            # One that only windows' parts justified, which are gone, went with its last child.
+            if number and owner.index.life[node] != lives[number]:
+                return number
             if number and not self.evictable(owner, node):
                 return number
             self.drop_leaf(owner, node)

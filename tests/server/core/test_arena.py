@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from server.core.arena import EVICT_COST, LINE_COST
+from server.core.index import ABSENT
+from tests.server.core.spaces import SPACES
 from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config, namespace
 
 
@@ -108,3 +110,30 @@ def test_who_listens_is_told_what_was_evicted_before_it_is_used_again() -> None:
     keys = [key for some, _ in told for key in some]
     assert len(keys) == len(set(keys)) == sum(count for _, count in told)
     assert set(keys) == {*chain("x", 12), *chain("y", 2), *chain("z", 2)}
+
+
+def test_ancestors_without_any_part_left_go_once_with_their_last_child() -> None:
+    # Of groups that all have windows, what lies far from a chain's end may have gone by itself.
+    world = World(config(extents=4, slots=8))
+    engine = world.engine()
+    space = next(one for one in SPACES if all(group.window_tokens for group in one.groups))
+    engine.register(space)
+    keys = chain("x", 3)
+    for shard in space.shards_of_rank(0):
+        engine.save(keys, shard=shard)
+    state = world.core._state
+    (owner,) = state.roster.owners.values()
+    index, arena = owner.index, state.arena
+    for key in keys[:2]:
+        for shard in range(index.num_shards):
+            slot = index.cell(index.find(key), shard)
+            if slot != ABSENT:
+                index.vacate(index.find(key), shard, was_held=True)
+                arena.forget(slot)
+    arena.void_forgotten()
+    assert arena.evict(owner, 3) == 1
+    assert not len(index)
+    world.pump()
+    for shard in space.shards_of_rank(0):
+        engine.save(keys, shard=shard)
+    assert len(index) == 3
