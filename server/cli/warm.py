@@ -264,6 +264,8 @@ class _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True)
+        # Not left to ``disable``: old releases of rich end such a bar with an empty line.
+        self._is_shown = console.is_terminal
         self._progress = Progress(
             TextColumn("warming"),
             BarColumn(),
@@ -271,10 +273,10 @@ class _Bar:
             TimeElapsedColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("warming", total=None, told="")
-        self._progress.start()
+        if self._is_shown:
+            self._progress.start()
         return self._show
 
     def _show(self, status: WarmStatusReply) -> None:
@@ -288,7 +290,8 @@ class _Bar:
         )
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        if self._is_shown:
+            self._progress.stop()
 
 
 def _bar() -> _Bar:
