@@ -125,10 +125,10 @@ def test_ancestors_without_any_part_left_go_once_with_their_last_child() -> None
     (owner,) = state.roster.owners.values()
     index, arena = owner.index, state.arena
     for key in keys[:2]:
-        for shard in range(index.num_shards):
-            slot = index.cell(index.find(key), shard)
+        for cell in range(index.num_shards):
+            slot = index.cell(index.find(key), cell)
             if slot != ABSENT:
-                index.vacate(index.find(key), shard, was_held=True)
+                index.vacate(index.find(key), cell, was_held=True)
                 arena.forget(slot)
     arena.void_forgotten()
     assert arena.evict(owner, 3) == 1
