@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml Makefile
 	  $(PY) -m pip install --quiet --progress-bar on --disable-pip-version-check \
 	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"; }
 	@echo "  2 of 2: kvkeep and its tools"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,dev]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test,dev,stores]'
 	@touch $@
 
 # The client in JavaScript is installed under build/node by its own test. Without npm that test says

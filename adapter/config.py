@@ -22,6 +22,7 @@ from adapter.serverurl import (
     resolve_server_url,
 )
 from protocol.errors import ConfigError, ErrorCode
+from protocol.limits import MAX_WAIT_MS
 
 __all__ = [
     "ConnectorConfig",
@@ -154,7 +155,7 @@ def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
         lora_digests=read_lora_digests(environ.get(ENV_LORA_DIGESTS)),
         chunk_tokens=_integer(environ, ENV_CHUNK_TOKENS, 0, 1, _MAX_CHUNK_TOKENS, "tokens"),
         held_percent=_integer(environ, ENV_HELD_PERCENT, 5, 0, 100, "percent"),
-        query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, 1000, "milliseconds") / 1000,
+        query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, MAX_WAIT_MS, "milliseconds") / 1000,
         load_mode=_choice(environ, ENV_LOAD_MODE, AUTO, CHOICES),
         staging=_choice(environ, ENV_STAGING, sharing.AUTO, sharing.CHOICES),
     )

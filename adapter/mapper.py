@@ -307,7 +307,7 @@ class Mapper:
         is_waiting = has_closed = False
         for extent in self._table.idle_taken():
             if extent.is_pinned and self._pinner is not None:
-                if self._pause_s() and not self._stopping:
+                if time.monotonic() < self._pinner.keep_until_s and not self._stopping:
                     is_waiting = True
                     continue
                 self._pinner.unpin(extent)

@@ -2,6 +2,8 @@
 
 Whatever goes wrong before the promise is a miss; what was leased for it is given back. All queries
 of one executor iteration share one budget, and the first time-out ends it (design rule 7, P16).
+Where the server has more of a prompt on its way from a lower tier, one QUERY_PREFETCH_STATUS waits
+there for it; only what is in L1 by then, and pinned, is offered.
 
 Must not know: the host's classes, pages. Runs in: the executor's thread, on a connection of its
 own.
@@ -9,6 +11,7 @@ own.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 from adapter.channel import Channel
 from adapter.geometry import Geometry
+from adapter.journal import Journal
 from adapter.link import Joined, Link
 from adapter.promises import LoadWindow, Offer
 from adapter.requeststate import RequestState
@@ -38,6 +42,7 @@ from protocol.messages import (
     EndSession,
     Lookup,
     LookupReply,
+    QueryPrefetchStatus,
     Request,
     Retrieve,
     RetrieveReply,
@@ -53,10 +58,19 @@ _MAPPING_POLL_S: Final = 0.005
 _STATS_S: Final = 0.5
 _CLOSE_S: Final = 0.2
 _END_S: Final = 1.0
+_LOGGER: Final = logging.getLogger("kvkeep")
+_KEPT_SHARE: Final = 0.25
+_MOST_KEPT_S: Final = 0.25
+"""What waiting for a lower tier leaves of the iteration's budget: a share of it, this at most. It
+is for the answer's way back, the RETRIEVE, and the iteration's other requests, which L1 serves."""
 
 
 class IterationBudget:
-    """Time that all queries of one iteration may wait together."""
+    """Time that all queries of one iteration may wait together.
+
+    Attributes:
+        kept_s: seconds of it that are not for waiting until a lower tier has delivered.
+    """
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
         """Starts full.
@@ -68,6 +82,7 @@ class IterationBudget:
         self._limit_s = limit_s
         self._clock = clock
         self._left_s = limit_s
+        self.kept_s = min(_KEPT_SHARE * limit_s, _MOST_KEPT_S)
 
     @property
     def left_s(self) -> float:
@@ -115,6 +130,7 @@ class OfferDesk:
         geometry: Geometry,
         budget: IterationBudget,
         is_divisible: bool = False,
+        journal: Journal | None = None,
     ) -> None:
         """Connects at the first question, in the thread that asks it.
 
@@ -123,8 +139,10 @@ class OfferDesk:
             geometry: block and chunk sizes.
             budget: of the iteration.
             is_divisible: whether the host may take any leading part of an offer.
+            journal: for counters; None for one of its own.
         """
         self._link = link
+        self._journal = Journal(_LOGGER) if journal is None else journal
         self._is_divisible = is_divisible
         self._geometry = geometry
         self._budget = budget
@@ -228,6 +246,8 @@ class OfferDesk:
             ),
             LookupReply,
         )
+        if found.pending and not found.final and found.ready * chunk < window.stop_block:
+            found = self._await_rest(joined, state, found)
         ready = min(found.ready, num_chunks)
         stop_block = min(ready * chunk, window.stop_block)
         if stop_block <= window.first_block:
@@ -245,6 +265,59 @@ class OfferDesk:
         if offer is None:
             return Answer(ready, None, "not all of it can be read any more")
         return Answer(ready, offer)
+
+    def _await_rest(self, joined: Joined, state: RequestState, found: LookupReply) -> LookupReply:
+        """Waits, in the server, for what is on its way from a lower tier.
+
+        One wait for a request, within what the iteration's budget leaves. The server answers at
+        its end with what is ready; that more would have come later is no failure of the server,
+        and neither is an answer that is a little late: both leave the breaker alone. What comes
+        later serves the next request.
+
+        Args:
+            joined: the registration of the LOOKUP.
+            state: the request.
+            found: the LOOKUP's answer.
+
+        Returns:
+            A later answer, or the same one where there is no time to wait, or no answer came.
+        """
+        channel, begin_s = self._channel, self._budget.now_s()
+        wait_ms = min(int((self._left_s() - self._budget.kept_s) * 1000), limits.MAX_WAIT_MS)
+        if channel is None or wait_ms < 1:
+            self._journal.count("tier_waits_skipped")
+            return found
+        self._journal.count("tier_waits")
+        query = QueryPrefetchStatus(session=joined.session, request=state.key, wait_ms=wait_ms)
+        try:
+            ticket = channel.submit(query, self._left_s(), joined)
+            later = self._completed(channel, ticket)
+        finally:
+            waited_s = self._budget.now_s() - begin_s
+            self._journal.count("tier_wait_ms", round(waited_s * 1000))
+        if later is None:
+            self._journal.count("tier_waits_unanswered")
+            return found
+        if not later.final:
+            self._journal.count("tier_waits_cut")
+        self._journal.count("tier_wait_chunks", max(0, later.ready - found.ready))
+        return later
+
+    def _completed(self, channel: Channel, ticket: int) -> LookupReply | None:
+        """The answer to a submitted query; None when there was none, or a refusal, in time."""
+        while channel.num_in_flight and (left_s := self._left_s()) > 0:
+            for completion in channel.poll(left_s):
+                if completion.ticket != ticket:
+                    continue  # of an END_SESSION, which nobody asks for
+                if isinstance(completion.error, UnreachableError):
+                    raise completion.error
+                body = completion.body
+                if body is not None and not isinstance(body, LookupReply):
+                    raise ReplyMalformedError(
+                        ErrorCode.MALFORMED, f"{type(body).__name__} came where LookupReply belongs"
+                    )
+                return body
+        return None
 
     def _retrieve(
         self, joined: Joined, lease: LeaseId, first_block: int, stop_block: int
@@ -327,8 +400,12 @@ class OfferDesk:
         self._link.end_request(state.key)
         state.asked = False
 
+    def _left_s(self) -> float:
+        """What the budget leaves now, seconds; may be negative."""
+        return self._budget.left_s - (self._budget.now_s() - self._begin_s)
+
     def _call(self, joined: Joined, body: Request, kind: type[B]) -> B:
-        left_s = self._budget.left_s - (self._budget.now_s() - self._begin_s)
+        left_s = self._left_s()
         if left_s <= 0:
             raise UnreachableError(ErrorCode.DEADLINE_EXCEEDED, "the iteration's budget is spent")
         if self._channel is None:

@@ -28,8 +28,9 @@ class Pinner:
     """Locks for one device.
 
     Attributes:
-        not_before_s: the next extent is not to be locked or given up before, on the monotonic
-            clock.
+        not_before_s: the next extent is not to be locked before, on the monotonic clock.
+        keep_until_s: the next lock is not to be given up before. Only giving one up sets it, since
+            what is to be unmapped is waited for.
     """
 
     def __init__(self, device: Device, journal: Journal) -> None:
@@ -39,7 +40,7 @@ class Pinner:
             device: that loads are made by.
             journal: counters.
         """
-        self.not_before_s = 0.0
+        self.not_before_s = self.keep_until_s = 0.0
         self._device = device
         self._journal = journal
 
@@ -93,6 +94,7 @@ class Pinner:
         begin_s = time.monotonic()
         extent.unpin()
         self._pause(time.monotonic() - begin_s)
+        self.keep_until_s = self.not_before_s
         self._journal.count("extents_unpinned")
 
     def _pause(self, taken_s: float) -> None:

@@ -249,7 +249,9 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             is_divisible = self._engine.has_layout and (
                 self._engine.features.cancel_load or getattr(args, "enable_chunked_prefill", True)
             )
-            self._desk = OfferDesk(running.link, running.geometry, self._budget, is_divisible)
+            self._desk = OfferDesk(
+                running.link, running.geometry, self._budget, is_divisible, self._engine.journal
+            )
             self._engine.at_close(self._desk.close)
             running.link.set_live_requests(self._table.live_keys)
         return running

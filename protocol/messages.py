@@ -28,6 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=limits.MAX_U32)]
 ChunkCount = Annotated[int, Meta(ge=0, le=limits.MAX_BLOCKS_PER_MESSAGE)]
 NumaNode = Annotated[int, Meta(ge=0, le=1023)]
 """Linux is built for no more than 1,024 nodes."""
+Total = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
 Nanos = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
 HashBlob = Annotated[
     bytes, Meta(min_length=ID_BYTES, max_length=limits.MAX_BLOCKS_PER_MESSAGE * ID_BYTES)
@@ -60,6 +61,9 @@ class Op(IntEnum):
     UNPIN = 33
     INSPECT = 34
     DELETE = 35
+    WARM = 36
+    WARM_STATUS = 37
+    WARM_CANCEL = 38
 
 
 class StopReason(IntEnum):
@@ -247,7 +251,7 @@ class LookupReply(Body, frozen=True, kw_only=True):
     Attributes:
         lease: 16 bytes, or empty when ``ready`` is 0.
         ready: chunks from ``start`` on that are leased and mapped by every reader.
-        pending: further chunks on their way into L1.
+        pending: further chunks of the range that may be on their way into L1.
         final: nothing more will come for this request.
     """
 
@@ -454,6 +458,16 @@ class ChunkCountReply(Body, frozen=True, kw_only=True):
     chunks: Count
 
 
+class ForgottenReply(ChunkCountReply, frozen=True, kw_only=True):
+    """What CLEAR and DELETE came to.
+
+    Attributes:
+        tiers_pending: lower tiers that have not forgotten yet.
+    """
+
+    tiers_pending: Count = 0
+
+
 class Pin(Request, frozen=True, kw_only=True):
     """Bars eviction of a prefix for a time.
 
@@ -493,6 +507,68 @@ class Delete(Request, frozen=True, kw_only=True):
     keys: HashBlob
 
 
+class Warm(Request, frozen=True, kw_only=True):
+    """Begins to load chunks from lower tiers before anybody asks for them.
+
+    Attributes:
+        fingerprint: of a namespace; empty for all.
+        keys: chunk keys from chunk 0 on, 16 bytes each, of the one prefix that is wanted; empty
+            for what tiers list.
+        max_bytes: most that is loaded; 0 for as much as fits.
+    """
+
+    op: ClassVar[Op] = Op.WARM
+    fingerprint: OptionalId = b""
+    keys: Annotated[bytes, Meta(max_length=limits.MAX_BLOCKS_PER_MESSAGE * ID_BYTES)] = b""
+    max_bytes: Total = 0
+
+
+class WarmReply(Body, frozen=True, kw_only=True):
+    """A warm job was begun.
+
+    Attributes:
+        warm: names it in WARM_STATUS and WARM_CANCEL.
+    """
+
+    warm: Id63
+
+
+class WarmStatus(Request, frozen=True, kw_only=True):
+    """Asks how far a warm job is."""
+
+    op: ClassVar[Op] = Op.WARM_STATUS
+    warm: Id63
+
+
+class WarmCancel(Request, frozen=True, kw_only=True):
+    """Ends a warm job; what it loaded stays. Idempotent."""
+
+    op: ClassVar[Op] = Op.WARM_CANCEL
+    warm: Id63
+
+
+class WarmStatusReply(Body, frozen=True, kw_only=True):
+    """How far a warm job is.
+
+    Attributes:
+        listed: chunks that tiers say they have, as far as asked.
+        held: of these, chunks that were in L1 already.
+        loaded: of these, chunks loaded.
+        loaded_bytes: bytes of those.
+        missed: of these, chunks that did not come.
+        final: nothing more comes.
+        reason: why, for people; empty before.
+    """
+
+    listed: Total
+    held: Total
+    loaded: Total
+    loaded_bytes: Total
+    missed: Total
+    final: bool
+    reason: Text = ""
+
+
 class ErrorBody(Body, frozen=True, kw_only=True):
     """Body of a reply whose code is not 0.
 
@@ -526,11 +602,14 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (Commit, CommitReply),
     (Cancel, Done),
     (Stats, StatsReply),
-    (Clear, ChunkCountReply),
+    (Clear, ForgottenReply),
     (Pin, ChunkCountReply),
     (Unpin, ChunkCountReply),
     (Inspect, ChunkCountReply),
-    (Delete, ChunkCountReply),
+    (Delete, ForgottenReply),
+    (Warm, WarmReply),
+    (WarmStatus, WarmStatusReply),
+    (WarmCancel, WarmStatusReply),
 )
 
 REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}

@@ -7,12 +7,9 @@ main thread of the server's process.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import resource
 import signal
-import time
 from collections import deque
 from types import FrameType
 
@@ -24,9 +21,16 @@ from server import config as settings
 from server import fitting, numa
 from server.config import ServerConfig
 from server.core.adoption import Adoption
+from server.core.config import TierConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
-from server.shell import access, adoption, clock, extents, parties
+from server.process import (
+    calm_collector,
+    occupy_standard_descriptors,
+    process_age_s,
+    raise_descriptor_limit,
+)
+from server.shell import access, adoption, clock, extents, owedfiles, parties
 from server.shell import arena as arenas
 from server.shell.actions import Actions
 from server.shell.awaited import Awaited
@@ -41,16 +45,21 @@ from server.shell.journal import STDOUT, Journal
 from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, ThreadDiedError, make_socket
 from server.shell.peers import SideSocket
+from server.shell.porters import Porters
 from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
 from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
+from server.tierspec import TierSpec
 
 _log = logging.getLogger("kvkeep.server")
 
 DRAIN_LIMIT_S = 5.0
 EXIT_FAULT = 1
-MIN_OPEN_FILES = 4096
 _END_LIMIT_S = 5.0
+_TIERS_LIMIT_S = 2.0
+"""Engines of a former server come at once, and what they ask for may lie in a tier. A porter takes
+half a second to start, and a tier that takes longer is not waited for."""
+
 _JOURNAL_LIMIT_S = 1.0
 
 
@@ -118,6 +127,8 @@ class Server:
         self._queue: ReportQueue = deque()
         self._router = make_socket(self._context)
         core = self._heir()
+        for owed in owedfiles.read(self._arena.directory, self._config.tiers):
+            core.owes(owed.tier, owed.fingerprint, owed.shards, owed.keys, clock.now_ns())
         # It is up once CopierReady says so; what is to be mapped before that waits for it.
         core.copier_lost(HOST_COPIER, clock.now_ns())
         self._loop = Loop(self._router, core, self._queue, self._complaints, DRAIN_LIMIT_S)
@@ -148,8 +159,15 @@ class Server:
         )
         links = {HOST_COPIER: CopierLink()}
         self._devices = DeviceCopiers(links, self._one_more_reporter, self._parties)
+        self._porters = Porters(self._config.tiers, self._one_more_reporter, self._parties)
         self._loop.actions = Actions(
-            core, self._allocator, self._sides, links, self._devices, self._complaints
+            core,
+            self._allocator,
+            self._sides,
+            links,
+            self._devices,
+            self._complaints,
+            self._porters,
         )
         self._take_over()
         self._guard = Guard(
@@ -158,6 +176,7 @@ class Server:
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
         core.tell_more(self._devices.figures)
+        core.tell_more(self._porters.figures)
         core.tell_more(self._loop.actions.figures)
         self._loop.each_second = self._look_at_sockets
 
@@ -173,6 +192,8 @@ class Server:
             extent_bytes=self.extent_bytes,
             side_path=self._side_path,
             incomplete_timeout_s=self._config.incomplete_timeout_s,
+            tiers=tuple(_tier_config(spec) for spec in self._config.tiers),
+            promote_deadline_s=self._config.promote_deadline_s,
         )
         return Core(config, self._epoch, self._arena.id, os.urandom)
 
@@ -215,8 +236,10 @@ class Server:
             for number in numbers:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
+            self._porters.start()
             self._supervisor.start()
             self._allocator.start()
+            self._porters.settle(_TIERS_LIMIT_S)
             own_ids = [reporter.routing_id for reporter in self._reporters.values()]
             self._loop.bind(self._config.endpoint, own_ids)
             self._open_endpoint()
@@ -227,6 +250,7 @@ class Server:
                 "side": self._sides.is_alive,
                 "arena": self._allocator.is_alive,
                 "copier-0": self._supervisor.is_alive,
+                **self._porters.threads(),
             }
             self._say_ready()
             calm_collector()
@@ -274,10 +298,11 @@ class Server:
         size = settings.format_size
         chunks = self._adoption.num_chunks
         adopted = f"adopted {chunks} chunks in {self._adopted_s:.2f} s, " if chunks else ""
+        tiers = "".join(f" > {spec.name}" for spec in self._config.tiers)
         line = (
             f"kvkeep ready: endpoint {self._config.endpoint.url}, side socket {self._side_path}, "
             f"arena {size(self.arena_bytes)} in {self._arena.directory} "
-            f"(extents of {size(self.extent_bytes)}), tiers L1, {adopted}pid {os.getpid()}, "
+            f"(extents of {size(self.extent_bytes)}), tiers L1{tiers}, {adopted}pid {os.getpid()}, "
             f"started in {process_age_s():.2f} s\n"
         )
         self._journal.write(STDOUT, line)
@@ -287,11 +312,13 @@ class Server:
             _log.log(logging.WARNING if has_lost else logging.INFO, "arena_adopted: %s", summary)
 
     def _close(self) -> None:
-        """Copiers first: they write into the extents that go next. Then what engines connect to."""
+        """Children first: they write into extents, which go next. Then what engines connect to."""
         self._socket_file.remove()
         self._supervisor.abandon()
+        self._porters.abandon()
         ended = self._devices.close(_END_LIMIT_S)
         ended = self._supervisor.stop(_END_LIMIT_S) and ended
+        ended = self._porters.stop(_END_LIMIT_S) and ended
         ended = self._guard.stop(_END_LIMIT_S) and ended
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
@@ -300,6 +327,7 @@ class Server:
             for reporter in self._reporters.values():
                 reporter.close()
             self._devices.close_reporters()
+            self._porters.close_reporters()
             self._router.close()
             self._context.destroy(linger=0)
         else:
@@ -315,6 +343,14 @@ class Server:
         path, self._own_party = self._own_party, ""
         if path:
             parties.drop(path)
+
+
+def _tier_config(spec: TierSpec) -> TierConfig:
+    """What the core is told of a tier: bytes on their way are half a second's at most."""
+    window_bytes = TierConfig.window_bytes
+    if spec.bandwidth_bytes_s:
+        window_bytes = min(window_bytes, spec.bandwidth_bytes_s // 2)
+    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes)
 
 
 def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: SocketFile) -> FileLock:
@@ -355,46 +391,6 @@ def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: Socket
     return lock
 
 
-def process_age_s() -> float:
-    """Seconds since this process was started, exec and imports included.
-
-    Returns:
-        Whole hundredths; the kernel counts starts in clock ticks.
-    """
-    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_s)
-
-
-def calm_collector() -> None:
-    """Leaves what was loaded so far out of collections, and makes those rarer.
-
-    A full collection of a large heap stops the loop for more than 100 ms, one of 50,000 young
-    objects for 37. Hardly anything is left to collect, and the loop does that when it is idle.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
-
-
-def raise_descriptor_limit() -> None:
-    """Lifts the soft limit of open files to the hard one: every peer and extent takes two.
-
-    Raises:
-        ConfigError: INVALID_CONFIG when even that leaves too few to keep a rush of peers out.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < MIN_OPEN_FILES:
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG,
-            f"open files: the hard limit of {hard} is too low, at least {MIN_OPEN_FILES} are "
-            "needed (ulimit -Hn, LimitNOFILE=)",
-        )
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def launch(config: ServerConfig) -> None:
     """Runs a server to its end.
 
@@ -427,19 +423,3 @@ def launch(config: ServerConfig) -> None:
 def _stop_early(number: int, frame: FrameType | None) -> None:
     """SIGTERM before it serves: what was made so far is taken down again."""
     raise SystemExit(128 + number)
-
-
-def occupy_standard_descriptors() -> None:
-    """Opens /dev/null in place of stdin, stdout or stderr that were closed by whoever started this.
-
-    Otherwise the next files opened here would get their numbers, and log lines would go into them.
-    """
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != fd:
-                os.dup2(opened, fd)
-                os.close(opened)
-            os.set_inheritable(fd, True)

@@ -1,7 +1,7 @@
-"""Asks a server that runs on this node for its counters, as any client of the protocol would.
+"""Asks a server that runs on this node, as any client of the protocol would.
 
-Introduces itself on the side socket, says HELLO with the token, asks once, and leaves: while it is
-there the server counts one process and one connection more. Must not know: command lines, engines.
+Introduces itself on the side socket, says HELLO with the token, asks, and leaves: while it is there
+the server counts one process and one connection more. Must not know: command lines, engines.
 Runs in: the thread of whoever asks, outside the server's process.
 """
 
@@ -10,26 +10,87 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import zmq
 
 from protocol import __version__, limits, side
 from protocol.errors import ErrorCode, ReplyMalformedError, RequestError, code_of
 from protocol.ids import ID_BYTES, InstanceId, Token
-from protocol.messages import VERSION_MAJOR, VERSION_MINOR, Body, HelloReply, Stats, StatsReply
+from protocol.messages import (
+    VERSION_MAJOR,
+    VERSION_MINOR,
+    Body,
+    HelloReply,
+    Request,
+    Stats,
+    StatsReply,
+)
 from protocol.session import ClientSession
 
 
-def stats(side_path: str, limit_s: float) -> dict[str, int]:
-    """Asks for the counters.
+class Asker:
+    """A connection to a server; one question at a time.
+
+    Args:
+        dealer: connected.
+        session: of this side.
+    """
+
+    def __init__(self, dealer: zmq.Socket[bytes], session: ClientSession) -> None:
+        self._dealer = dealer
+        self._session = session
+
+    def ask(self, body: Request, limit_s: float) -> Body:
+        """Asks, and waits for the answer.
+
+        Args:
+            body: what.
+            limit_s: longest wait, seconds.
+
+        Returns:
+            The reply's body.
+
+        Raises:
+            OSError: nobody answers in time.
+            KvkeepError: the server refuses, or what answers speaks another protocol.
+        """
+        end_s = time.monotonic() + limit_s
+        _, frame = self._session.request(body, time.monotonic_ns(), max(1, int(limit_s * 1e9)))
+        return self._send(frame, end_s)
+
+    def greet(self, token: Token, end_s: float) -> None:
+        """Says HELLO; the same errors."""
+        _, frame = self._session.hello(token)
+        if not isinstance(self._send(frame, end_s), HelloReply):
+            raise ReplyMalformedError(
+                ErrorCode.MALFORMED, "HELLO was not answered with HELLO's reply"
+            )
+
+    def _send(self, frame: bytes, end_s: float) -> Body:
+        self._dealer.send(frame)
+        while (left_s := end_s - time.monotonic()) > 0:
+            if not self._dealer.poll(int(left_s * 1000) + 1):
+                break
+            reply = self._session.receive(self._dealer.recv(), time.monotonic_ns())
+            if reply is None:
+                continue
+            if reply.error is not None:
+                raise reply.error
+            assert reply.body is not None
+            return reply.body
+        raise TimeoutError("it did not answer in time")
+
+
+@contextmanager
+def connected(side_path: str, limit_s: float, command: str) -> Iterator[Asker]:
+    """Connects, and leaves again at the end.
 
     Args:
         side_path: of the server's side socket.
-        limit_s: longest wait for everything together, seconds.
-
-    Returns:
-        Counter name to value, sorted by name.
+        limit_s: longest wait until it is connected, seconds.
+        command: what asks, for the server's log.
 
     Raises:
         OSError: nobody listens there, or nobody answers in time.
@@ -49,8 +110,46 @@ def stats(side_path: str, limit_s: float) -> dict[str, int]:
             if "[" in welcome.endpoint:
                 dealer.setsockopt(zmq.IPV6, 1)
             dealer.connect(welcome.endpoint)
-            values = _ask(dealer, Token(welcome.token), instance, end_s)
-    return dict(sorted(values.items()))
+            client = f"kvkeep {command} {__version__} pid {os.getpid()}"
+            asker = Asker(dealer, ClientSession(instance, client))
+            asker.greet(Token(welcome.token), end_s)
+            yield asker
+
+
+def stats(side_path: str, limit_s: float) -> dict[str, int]:
+    """Asks for the counters.
+
+    Args:
+        side_path: of the server's side socket.
+        limit_s: longest wait for everything together, seconds.
+
+    Returns:
+        Counter name to value, sorted by name.
+
+    Raises:
+        OSError: nobody listens there, or nobody answers in time.
+        KvkeepError: the server refuses, or what answers speaks another protocol.
+    """
+    end_s = time.monotonic() + limit_s
+    with connected(side_path, limit_s, "stats") as asker:
+        reply = asker.ask(Stats(), max(0.001, end_s - time.monotonic()))
+    if not isinstance(reply, StatsReply):
+        raise ReplyMalformedError(ErrorCode.MALFORMED, "STATS was not answered with counters")
+    return dict(sorted(reply.values.items()))
+
+
+def reason(error: Exception, side_path: str) -> str:
+    """Why nobody answered, for people.
+
+    Args:
+        error: of ``connected`` or ``Asker.ask``.
+        side_path: of the server's side socket.
+    """
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"no server listens there: its side socket {side_path} does not exist"
+    if isinstance(error, ConnectionRefusedError):
+        return f"no server listens there any more: nobody has its side socket {side_path} open"
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def _introduce(connection: socket.socket, instance: InstanceId) -> side.Welcome:
@@ -65,34 +164,3 @@ def _introduce(connection: socket.socket, instance: InstanceId) -> side.Welcome:
     if not isinstance(answer, side.Welcome):
         raise ReplyMalformedError(ErrorCode.MALFORMED, f"{type(answer).__name__} came, no welcome")
     return answer
-
-
-def _ask(
-    dealer: zmq.Socket[bytes], token: Token, instance: InstanceId, end_s: float
-) -> dict[str, int]:
-    session = ClientSession(instance, f"kvkeep stats {__version__} pid {os.getpid()}")
-    _, frame = session.hello(token)
-    dealer.send(frame)
-    welcome = _reply(dealer, session, end_s)
-    if not isinstance(welcome, HelloReply):
-        raise ReplyMalformedError(ErrorCode.MALFORMED, "HELLO was not answered with HELLO's reply")
-    left_ns = max(1, int((end_s - time.monotonic()) * 1e9))
-    _, frame = session.request(Stats(), time.monotonic_ns(), left_ns)
-    dealer.send(frame)
-    reply = _reply(dealer, session, end_s)
-    if not isinstance(reply, StatsReply):
-        raise ReplyMalformedError(ErrorCode.MALFORMED, "STATS was not answered with counters")
-    return reply.values
-
-
-def _reply(dealer: zmq.Socket[bytes], session: ClientSession, end_s: float) -> Body | None:
-    while (left_s := end_s - time.monotonic()) > 0:
-        if not dealer.poll(int(left_s * 1000) + 1):
-            break
-        reply = session.receive(dealer.recv(), time.monotonic_ns())
-        if reply is None:
-            continue
-        if reply.error is not None:
-            raise reply.error
-        return reply.body
-    raise TimeoutError("it did not answer in time")

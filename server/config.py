@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from protocol import endpoint as endpoints
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
-from server import configfile
-
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
+from server import configfile, tierspec
+from server.sizes import GIB as GIB
+from server.sizes import KIB as KIB
+from server.sizes import MIB as MIB
+from server.sizes import format_size as format_size
+from server.sizes import invalid as _invalid
+from server.sizes import parse_size as parse_size
+from server.sizes import size_between
+from server.tierspec import TierSpec
 
 MIN_ARENA_BYTES = MIB
 MAX_ARENA_BYTES = 1 << 44
@@ -28,6 +32,7 @@ MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
 LEAST_EXTENTS_PER_ARENA = 4
 MIN_INCOMPLETE_S, MAX_INCOMPLETE_S, INCOMPLETE_S = 0.1, 86_400.0, 60.0
+MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S = 0.01, 3600.0, 1.0
 AT_EXIT = ("keep", "remove")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 FILE_KEYS = (
@@ -37,6 +42,8 @@ FILE_KEYS = (
     "arena-at-exit",
     "extent-size",
     "incomplete-timeout",
+    "l2",
+    "promote-deadline",
     "group",
     "log-level",
     "cgroup-root",
@@ -50,9 +57,10 @@ SIMULATION = {
 }
 """Of tests; read by the device's copier, and by nothing of the server's own process."""
 
-_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
+CREDENTIALS = {"KVKEEP_VALKEY_USERNAME", "KVKEEP_VALKEY_PASSWORD"}
+"""Read by the porter of a tier, and by nothing of the server's own process."""
+
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
-_SIZE = re.compile(r"([0-9]{1,15})(\.[0-9]{1,3})?([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ class ServerConfig:
         arena_bytes: budget of the arena, or 0 for a share of what is free.
         extent_bytes: length of one extent file, or 0 for one derived from the arena.
         incomplete_timeout_s: age from which a chunk without all its shards is evicted first.
+        tiers: below L1, the first is asked first.
+        promote_deadline_s: longest that bytes of lower tiers are waited for, for one request.
         group: name or number of the group whose members may connect, or empty for nobody but this
             user.
         log_level: of the server's log on stderr.
@@ -81,6 +91,8 @@ class ServerConfig:
     arena_bytes: int = 0
     extent_bytes: int = 0
     incomplete_timeout_s: float = INCOMPLETE_S
+    tiers: tuple[TierSpec, ...] = ()
+    promote_deadline_s: float = PROMOTE_S
     group: str = ""
     log_level: str = "WARNING"
     cgroup_root: str = "/sys/fs/cgroup"
@@ -93,8 +105,9 @@ def read(
 
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
-            ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``group``, ``log-level``,
-            ``cgroup-root``, ``config``: a file with more of them); None for what was not given.
+            ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
+            ``group``, ``log-level``, ``cgroup-root``, ``config``: a file with more of them); None
+            for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -156,7 +169,17 @@ def _read(
         arena_at_exit=_at_exit(setting("arena-at-exit")),
         arena_bytes=arena_bytes,
         extent_bytes=extent_bytes,
-        incomplete_timeout_s=_seconds("incomplete-timeout", setting("incomplete-timeout")),
+        incomplete_timeout_s=_seconds(
+            "incomplete-timeout",
+            setting("incomplete-timeout"),
+            (MIN_INCOMPLETE_S, MAX_INCOMPLETE_S, INCOMPLETE_S),
+        ),
+        tiers=tierspec.parse_all(setting("l2").split()),
+        promote_deadline_s=_seconds(
+            "promote-deadline",
+            setting("promote-deadline").strip().removesuffix("s"),
+            (MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S),
+        ),
         group=setting("group").strip(),
         log_level=_log_level(setting("log-level")),
         cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
@@ -184,7 +207,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     Returns:
         Names, sorted.
     """
-    known = {variable(key) for key in KEYS} | SIMULATION
+    known = {variable(key) for key in KEYS} | SIMULATION | CREDENTIALS
     return sorted(n for n in environ if n.startswith(ENVIRONMENT_PREFIX) and n not in known)
 
 
@@ -193,44 +216,20 @@ def is_usable_folder(path: str) -> bool:
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
-def parse_size(key: str, text: str) -> int:
-    """Reads a size such as ``20G``, ``512M``, ``1.5GiB`` or ``1073741824``.
-
-    Args:
-        key: setting, for the error.
-        text: number with an optional unit of 1024s.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        ConfigError: INVALID_CONFIG.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise _invalid(key, text, "a number of bytes, or one with K, M, G or T (1024s): 20G")
-    whole, fraction, unit = match.groups()
-    thousandths = int(whole) * 1000 + int((fraction or ".")[1:].ljust(3, "0"))
-    return thousandths * _UNITS[unit.upper()] // 1000
-
-
 def _size(key: str, text: str, min_bytes: int, max_bytes: int) -> int:
     if not text.strip():
         return 0
-    num_bytes = parse_size(key, text)
-    if not min_bytes <= num_bytes <= max_bytes:
-        valid = f"{format_size(min_bytes)} to {format_size(max_bytes)}"
-        raise _invalid(key, text, valid)
-    return num_bytes
+    return size_between(key, text, min_bytes, max_bytes)
 
 
-def _seconds(key: str, text: str) -> float:
+def _seconds(key: str, text: str, bounds: tuple[float, float, float]) -> float:
+    least, most, default = bounds
     if not text.strip():
-        return INCOMPLETE_S
+        return default
     match = _SECONDS.fullmatch(text.strip())
-    seconds = float(match[0]) if match is not None else 0.0
-    if not MIN_INCOMPLETE_S <= seconds <= MAX_INCOMPLETE_S:
-        raise _invalid(key, text, f"{MIN_INCOMPLETE_S} to {MAX_INCOMPLETE_S:.0f} seconds")
+    seconds = float(match[0]) if match is not None else -1.0
+    if not least <= seconds <= most:
+        raise _invalid(key, text, f"{least} to {most:.0f} seconds")
     return seconds
 
 
@@ -293,19 +292,3 @@ def derive_extent_bytes(arena_bytes: int, extent_bytes: int) -> int:
 
 def _power_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
-
-
-def format_size(num_bytes: int) -> str:
-    """A size for people, exact where a unit divides it."""
-    for unit in "TGMK":
-        if num_bytes >= _UNITS[unit]:
-            value = num_bytes / _UNITS[unit]
-            return f"{value:.0f} {unit}iB" if value.is_integer() else f"{value:.1f} {unit}iB"
-    return f"{num_bytes} bytes"
-
-
-def _invalid(key: str, value: str, valid: str) -> ConfigError:
-    shown = value if len(value) <= 120 else value[:117] + "..."
-    return ConfigError(
-        ErrorCode.INVALID_CONFIG, f"{key}={shown!r}: expected {valid}", key=key, value=shown
-    )

@@ -17,7 +17,9 @@ COMMANDS: Mapping[str, str] = {
     "bench": "server.cli.bench",
     "doctor": "server.cli.doctor",
     "launch": "server.cli.launch",
+    "simulate": "server.cli.simulate",
     "stats": "server.cli.stats",
+    "warm": "server.cli.warm",
 }
 
 

@@ -1,7 +1,7 @@
 """``doctor``: says what of kvkeep works on this machine, and what to change where it does not.
 
-Must not know: how anything is found out (``hostcheck``, ``gpucheck``). Runs in: the process of the
-command line, which imports nothing of CUDA: that is tried in children.
+Must not know: how anything is found out (``hostcheck``, ``tiercheck``, ``gpucheck``). Runs in: the
+process of the command line, which imports nothing of CUDA: that is tried in children.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def command(as_json: bool) -> None:
     few MiB on each GPU, shares them with a second process, and page-locks 64 MiB, for a moment.
     The exit code is 1 when something will not work.
     """
-    from server.cli import findings, gpucheck, hostcheck
+    from server.cli import findings, gpucheck, hostcheck, tiercheck
 
     found = hostcheck.findings(os.environ)
+    found += tiercheck.findings(os.environ)
     found += gpucheck.findings(os.environ, gpucheck.driver())
     if as_json:
         click.echo(json.dumps(findings.document(found), indent=2))

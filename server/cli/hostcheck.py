@@ -64,7 +64,7 @@ def open_files(hard: int) -> Finding:
     Args:
         hard: the hard limit, or ``RLIM_INFINITY``.
     """
-    from server.app import MIN_OPEN_FILES
+    from server.process import MIN_OPEN_FILES
 
     if hard != _UNLIMITED and hard < MIN_OPEN_FILES:
         return Finding(

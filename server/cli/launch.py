@@ -43,6 +43,19 @@ EXIT_CONFIG = 2
     "[default: a sixteenth of the cache, 64M to 1G]",
 )
 @click.option(
+    "--l2",
+    metavar="URL",
+    multiple=True,
+    help="A tier below the cache, asked in the order given: disk:/path?size=200G, "
+    "mooncake://master:50051, valkey://host:6379 or s3://bucket/prefix. Its options follow a "
+    "question mark; docs/operations.md lists them.  [default: none]",
+)
+@click.option(
+    "--promote-deadline",
+    metavar="SECONDS",
+    help="Longest that a request waits for bytes of lower tiers, 0.01 to 3600.  [default: 1]",
+)
+@click.option(
     "--group",
     metavar="NAME",
     help="Group whose members may connect as well, by name or number.  [default: this user alone]",
@@ -59,7 +72,7 @@ EXIT_CONFIG = 2
 )
 @click.option("--incomplete-timeout", metavar="SECONDS", hidden=True)
 @click.option("--cgroup-root", metavar="PATH", hidden=True)
-def command(**options: str | None) -> None:
+def command(l2: tuple[str, ...], **options: str | None) -> None:
     """Run the server in the foreground until SIGTERM or Ctrl-C.
 
     It prints one line when engines can connect. Each option can also be given in the
@@ -76,6 +89,7 @@ def command(**options: str | None) -> None:
         click.echo(f"kvkeep: {name} in the environment is no setting of the server", err=True)
     try:
         named = {name.replace("_", "-"): value for name, value in options.items()}
+        named["l2"] = " ".join(l2) if l2 else None
         app.launch(config.read(named, os.environ))
     except ConfigError as error:
         click.echo(f"kvkeep: {error}", err=True)

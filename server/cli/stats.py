@@ -42,18 +42,10 @@ def command(endpoint: str | None, as_json: bool) -> None:
     try:
         values = asking.stats(side_path, LIMIT_S)
     except (KvkeepError, OSError) as error:
-        why = _reason(error, side_path)
+        why = asking.reason(error, side_path)
         click.echo(f"kvkeep: no answer from {settings.endpoint.url}: {why}", err=True)
         raise SystemExit(EXIT_UNREACHABLE) from None
     click.echo(json.dumps(values, indent=2) if as_json else table(values))
-
-
-def _reason(error: Exception, side_path: str) -> str:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return f"no server listens there: its side socket {side_path} does not exist"
-    if isinstance(error, ConnectionRefusedError):
-        return f"no server listens there any more: nobody has its side socket {side_path} open"
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def table(values: Mapping[str, int]) -> str:

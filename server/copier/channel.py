@@ -1,7 +1,7 @@
 """A copier's end of its socket: what comes in, what goes out, and the end of its parent.
 
-Purpose: shared by the copiers for host memory and for devices. Must not know: what commands do.
-Runs in: a copier's main thread.
+Purpose: shared by the copiers for host memory and for devices; in part by porters. Must not know:
+what commands do. Runs in: a copier's main thread.
 """
 
 from __future__ import annotations
@@ -45,14 +45,26 @@ def receive(channel: socket.socket) -> tuple[Command, int] | None:
     Raises:
         ValueError: not a packet of this version.
     """
-    packet, ancillary, _, _ = channel.recvmsg(MAX_COMMAND_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
-    if not packet:
-        return None
+    packet, fd = receive_packet(channel, MAX_COMMAND_BYTES)
+    return (unpack_command(packet), fd) if packet else None
+
+
+def receive_packet(channel: socket.socket, max_bytes: int) -> tuple[bytes, int]:
+    """The next packet and the descriptor that rides on it.
+
+    Args:
+        channel: blocking.
+        max_bytes: longest packet there is.
+
+    Returns:
+        Packet, empty when the server closed the socket, and descriptor, -1 for none.
+    """
+    packet, ancillary, _, _ = channel.recvmsg(max_bytes, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return unpack_command(packet), fds[0] if fds else -1
+    return packet, fds[0] if fds else -1
 
 
 def send(channel: socket.socket, answer: Answer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -48,6 +48,10 @@ class Adopter:
         growth: the budget.
         publisher: gets the next generation.
         quarantine: seals.
+
+    Attributes:
+        adopted: called with an owner and int64[n], the last chunk of each of its chains, the most
+            recently used ones last; None without lower tiers.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Adopter:
         self._growth = growth
         self._publisher = publisher
         self._quarantine = quarantine
+        self.adopted: Callable[[Owner, Ints], None] | None = None
 
     def adopt(self, heritage: Heritage) -> Adoption:
         """Takes over what is whole and fits.
@@ -233,6 +238,10 @@ class Adopter:
             ),
         )
         self._offer(owner, loaded, slots)
+        if self.adopted is not None:
+            leaves = np.flatnonzero(loaded.is_leaf)
+            order = np.argsort(family.stamps_us()[nodes][leaves], kind="stable")
+            self.adopted(owner, loaded.number[leaves[order]])
         newest = cells.max(axis=1)
         order = np.flatnonzero(loaded.lacks)
         for at in order[np.argsort(held.depth[nodes[order]], kind="stable")].tolist():

@@ -6,6 +6,8 @@ more. Must not know: files, the budget, leases, messages. Runs in: the loop thre
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from protocol.ids import ExtentId
@@ -34,6 +36,8 @@ class Arena:
     Attributes:
         extents: by id.
         slots: state of every slot.
+        evicted: called with an owner, and with the nodes and the slots of chunks that made room
+            for others, before anything else comes to their place.
     """
 
     def __init__(self, clock: Clock, outbox: Outbox, slots: SlotTable) -> None:
@@ -42,6 +46,10 @@ class Arena:
         self.slots = slots
         self.extents: dict[ExtentId, Extent] = {}
         self._forgotten: list[int] = []
+        self._gone: list[int] = []
+        self.evicted: Callable[[Owner, list[int], list[int]], None] = lambda owner, nodes, slots: (
+            None
+        )
 
     def allocate(self, owner: Owner, shard: int, count: int) -> list[int]:
         """Takes free slots, without evicting.
@@ -79,6 +87,7 @@ class Arena:
             How many went; 0 only when nothing can go.
         """
         done = cost = 0
+        nodes: list[int] = []
         while done < count and cost < EVICT_COST:
             leaf, stamp = owner.leaves.take(
                 self._clock.now_us, lambda node: self.evictable(owner, node)
@@ -89,15 +98,27 @@ class Arena:
             gone = (
                 self._drop_line(owner, line) if len(line) > SHORT_LINE else self._drop(owner, line)
             )
+            nodes += line[:gone]
             done += gone
             cost += gone + LINE_COST
         self._outbox.counters["evicted_chunks"] += done
+        self.tell_evicted(owner, nodes)
         self.void_forgotten()
         return done
 
+    def tell_evicted(self, owner: Owner, nodes: list[int]) -> None:
+        """Tells which chunks were dropped for room; before ``void_forgotten``."""
+        gone, self._gone = self._gone + self._forgotten, []
+        if nodes:
+            self.evicted(owner, nodes, gone)
+
     def _drop(self, owner: Owner, line: list[int]) -> int:
         """The same as ``_drop_line`` node by node, which is quicker for a few."""
+        lives = [owner.index.life[node] for node in line]
         for number, node in enumerate(line):
+            # One that only windows' parts justified, which are gone, went with its last child.
+            if number and owner.index.life[node] != lives[number]:
+                return number
             if number and not self.evictable(owner, node):
                 return number
             self.drop_leaf(owner, node)
@@ -116,6 +137,7 @@ class Arena:
         freed = cells[named].astype(np.int64)
         table.state[freed] = FREE
         table.node[freed] = NO_NODE
+        self._gone += freed.tolist()
         for number, mine in table.by_extent(freed):
             extent = self.extents[number]
             extent.num_held -= mine.size

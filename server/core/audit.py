@@ -6,6 +6,8 @@ came about. Runs in: tests.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from protocol.layout import CudaIpcMemory
@@ -13,12 +15,13 @@ from server.core.copiers import MAX_DEVICES
 from server.core.effects import HOST_COPIER
 from server.core.eviction import PARKED, QUEUED
 from server.core.extents import Extent, Phase
-from server.core.index import ABSENT
+from server.core.index import ABSENT, ChunkIndex
 from server.core.indexcheck import check_index
 from server.core.integrity import require
 from server.core.namespaces import Owner, PoolState
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 from server.core.state import State
+from server.core.tiers.promotion import MAX_RUNS
 
 
 def audit(state: State) -> None:
@@ -126,7 +129,10 @@ def _check_pins(state: State) -> None:
             for shard in lease.owner.namespace.shards_of_rank(rank):
                 mine = lease.slots[lease.held_by[rank], shard]
                 np.add.at(expected, mine[mine >= 0], 1)
-    require(bool((expected == state.slots.pins).all()), "pins are what readers hold")
+    for writer in state.demotion.writers:
+        for flight in writer.flights:
+            np.add.at(expected, flight.slots, 1)
+    require(bool((expected == state.slots.pins).all()), "pins are what readers and writes hold")
     pinned = state.slots.pins > 0
     kinds = state.slots.state[pinned]
     require(bool(((kinds == HELD) | (kinds == ZOMBIE)).all()), "what is read keeps its bytes")
@@ -134,33 +140,38 @@ def _check_pins(state: State) -> None:
 
 def _check_locks(state: State) -> None:
     expected: dict[tuple[int, int], int] = {}
-
-    def count(owner: Owner, index: object, node: int, life: int) -> None:
-        if index is owner.index and owner.index.life[node] == life:
+    for owner, index, node, life in _locks(state):
+        if node != ABSENT and index is owner.index and owner.index.life[node] == life:
             key = (id(owner), node)
             expected[key] = expected.get(key, 0) + 1
-
-    for lease in state.leases.by_id.values():
-        if lease.is_open:
-            count(lease.owner, lease.index, lease.node, lease.life)
-    for pin in state.operations.pins.values():
-        count(pin.owner, pin.index, pin.node, pin.life)
-    for session in state.roster.sessions.values():
-        for plan in session.stores.values():
-            if plan.anchor != ABSENT:
-                count(plan.owner, plan.index, plan.anchor, plan.anchor_life)
-    for walk in state.lookups.walks:
-        count(walk.owner, walk.index, walk.top, walk.life)
     for owner in state.roster.owners.values():
         for node in owner.index.nodes():
             wanted = expected.get((id(owner), node), 0)
             have = owner.index.locks[node]
-            require(have == wanted, "locks are what leases, pins and plans hold", node, have)
+            require(have == wanted, "locks are what holds them", node, have)
+
+
+def _locks(state: State) -> Iterator[tuple[Owner, ChunkIndex, int, int]]:
+    """What leases, pins, plans, walks and promotions lock: node and life in an index."""
+    for lease in state.leases.by_id.values():
+        if lease.is_open:
+            yield lease.owner, lease.index, lease.node, lease.life
+    for pin in state.operations.pins.values():
+        yield pin.owner, pin.index, pin.node, pin.life
+    for session in state.roster.sessions.values():
+        for plan in session.stores.values():
+            yield plan.owner, plan.index, plan.anchor, plan.anchor_life
+    for walk in state.lookups.walks:
+        yield walk.owner, walk.index, walk.top, walk.life
+    for run in state.promotion.runs:
+        yield run.owner, run.index, run.anchor, run.anchor_life
+        for share in run.shares:
+            yield run.owner, run.index, share.anchor, share.anchor_life
 
 
 def _check_reservations(state: State) -> None:
     reserved = set(np.flatnonzero(state.slots.state == RESERVED).tolist())
-    require(reserved == set(state.reservations.by_slot), "a reserved slot has its STORE")
+    require(reserved == set(state.reservations.by_slot), "a reserved slot has its STORE or run")
     flying: set[int] = set()
     jobs: set[int] = set()
     for window in state.copiers.windows.values():
@@ -174,7 +185,32 @@ def _check_reservations(state: State) -> None:
         require(total == window.flying_bytes, "bytes in flight are counted")
         require(not jobs & set(window.flying), "a job is one copier's")
         jobs |= set(window.flying)
+    reads = _check_runs(state)
+    require(not reads & flying, "no slot is written by a copy and a read", reads & flying)
+    flying |= reads
     require(flying <= reserved, "copies fly into reserved slots only", flying - reserved)
+
+
+def _check_runs(state: State) -> set[int]:
+    """Slots that tiers may be writing to."""
+    flying: set[int] = set()
+    require(sum(not run.is_lost for run in state.promotion.runs) <= MAX_RUNS, "runs are bounded")
+    for run in state.promotion.runs:
+        for piece in run.pieces if run.num_unanswered else ():
+            for share, first, length, _ in piece.spans if piece.num_unanswered else ():
+                slots = set(share.slots[first - share.held :][:length])
+                require(not slots & flying, "no slot is written by two reads", slots & flying)
+                for slot in slots:
+                    require(state.reservations.by_slot.get(slot) is share, "a read's slot", slot)
+                flying |= slots
+    every = [one for mine in state.prefetches.by_instance.values() for one in mine.values()]
+    require(sum(len(one.keys) for one in every) == state.prefetches.key_bytes, "keys are counted")
+    for mine in state.prefetches.by_instance.values():
+        for request, prefetch in mine.items():
+            require(prefetch.request == request, "a prefetch is listed under its request", request)
+            riding = prefetch.run is not None and prefetch in prefetch.run.passengers
+            require(riding or prefetch.is_final, "a prefetch waits for a run, or is over", request)
+    return flying
 
 
 def _check_copiers(state: State) -> None:

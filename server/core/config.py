@@ -7,8 +7,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from server.core.tiers.policy import Policy
+
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
+
+MAX_TIERS = 8
+"""A slot remembers in a byte which tiers have what it holds."""
+
+
+@dataclass(frozen=True)
+class TierConfig:
+    """What the core needs to know of one tier.
+
+    Attributes:
+        name: of its figures; lower-case letters, digits and underscores.
+        policy: what is written there, and when.
+        uses: of ``Policy.AFTER_USES``: as often a chunk was used before it is written.
+        window_bytes: most bytes of values on their way, both ways together; a larger single job
+            goes alone.
+    """
+
+    name: str
+    policy: Policy = Policy.WRITE_THROUGH
+    uses: int = 0
+    window_bytes: int = 256 * MIB
 
 
 @dataclass(frozen=True)
@@ -30,6 +53,10 @@ class CoreConfig:
         max_namespaces: namespaces with content or with engines.
         max_pins: prefixes pinned by PIN.
         max_leased_slots_per_instance: slot descriptors one engine's leases may remember.
+        tiers: below L1, the first one is asked first; at most MAX_TIERS.
+        promote_deadline_s: longest time from a LOOKUP to the final answer about its promotion.
+        promote_piece_bytes: most bytes that are read from a tier at once; a larger chunk goes
+            alone.
     """
 
     arena_bytes: int
@@ -46,3 +73,6 @@ class CoreConfig:
     max_namespaces: int = 256
     max_pins: int = 16_384
     max_leased_slots_per_instance: int = 1 << 22
+    tiers: tuple[TierConfig, ...] = ()
+    promote_deadline_s: float = 1.0
+    promote_piece_bytes: int = 16 * MIB

@@ -7,6 +7,7 @@ and is forgotten with the last. Must not know: sockets, pidfds. Runs in: the loo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import ErrorCode, RequestError
@@ -55,6 +56,9 @@ class Departures:
         plans: STOREs.
         lanes: long work.
         pools: the copiers' mappings.
+
+    Attributes:
+        leaving: called with a session that begins to leave.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Departures:
         self._lanes = lanes
         self._pools = pools
         self._closing: dict[SessionId, Closing] = {}
+        self.leaving: Callable[[Session], None] = lambda session: None
         plans.ended = self.advance
         pools.went = self.advance
         growth.removed = self._forget_if_over
@@ -110,6 +115,7 @@ class Departures:
                 del self._roster.instances[instance.instance]
         for extent in list(session.extents):
             self._readers.let_go(self._arena.extents[extent], session)
+        self.leaving(session)
         for plan in list(session.stores.values()):
             self._plans.end(plan, RequestError(ErrorCode.UNKNOWN_SESSION, "the session was ended"))
         self._lanes.start(
@@ -151,7 +157,7 @@ class Departures:
 
     def shrink(self, owner: Owner) -> None:
         """Gives back the empty extents of an owner without engines, and forgets it at the end."""
-        if owner.sessions:
+        if owner.is_wanted:
             return
         for extents in owner.extents:
             for extent in list(extents):
@@ -162,7 +168,7 @@ class Departures:
 
     def _forget_if_over(self, owner: Owner) -> None:
         is_known = self._roster.owners.get(owner.fingerprint) is owner
-        if owner.sessions or any(owner.extents) or not is_known:
+        if owner.is_wanted or any(owner.extents) or not is_known:
             return
         del self._roster.owners[owner.fingerprint]
         self._outbox.add(DropNamespace(owner.fingerprint))

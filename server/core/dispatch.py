@@ -9,12 +9,21 @@ from collections.abc import Callable
 
 from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
-from protocol.ids import ArenaId, Epoch, ExtentId, InstanceId, PoolId, Token
+from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
 from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
 from server.core.config import CoreConfig
-from server.core.effects import CopierId, Effect, JobId, PeerId, PoolHandle, ProcessId, SendReply
+from server.core.effects import (
+    CopierId,
+    Effect,
+    JobId,
+    PeerId,
+    PoolHandle,
+    ProcessId,
+    SendReply,
+    TierId,
+)
 from server.core.handlers import Handlers
 from server.core.integrity import IntegrityError
 from server.core.outbox import Ticket
@@ -23,7 +32,7 @@ from server.core.state import State
 
 __all__ = ["Core", "CoreConfig", "IntegrityError"]
 
-CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats")
+CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats", "warm")
 
 
 class Core:
@@ -98,11 +107,13 @@ class Core:
         entry = self._peers.processes.get(process)
         for session in entry.sessions if entry is not None else ():
             self._state.roster.sessions[session].is_quiet = True
+        self._state.warming.gone(process)
         self._peers.quiet(process)
 
     def process_exited(self, process: ProcessId, now_ns: int) -> None:
         """A process is gone for certain: everything of it is freed."""
         self._state.clock.advance(now_ns)
+        self._state.warming.gone(process)
         entry = self._peers.leave(process, gone=True)
         if entry is not None:
             self._state.registry.exited(entry)
@@ -196,6 +207,84 @@ class Core:
         self._state.clock.advance(now_ns)
         self._state.pools.copier_ended(copier)
 
+    # --- events of tiers' porters ---------------------------------------------------------
+
+    def porter_ready(self, tier: TierId, used_bytes: int, capacity_bytes: int, now_ns: int) -> None:
+        """A tier's porter has (re)started and opened it.
+
+        Args:
+            tier: which.
+            used_bytes: taken, as far as the tier knows.
+            capacity_bytes: of the whole, 0 for unknown.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_ready(tier, used_bytes, capacity_bytes)
+
+    def porter_lost(self, tier: TierId, now_ns: int) -> None:
+        """A tier's porter is gone: its jobs failed, and it touches no memory any more."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_lost(tier)
+
+    def porter_stuck(self, tier: TierId, life: int, now_ns: int) -> None:
+        """A porter was killed and does not die: its jobs failed, their slots wait for its end."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_stuck(tier, life)
+
+    def porter_gone(self, tier: TierId, life: int, now_ns: int) -> None:
+        """A stuck porter is seen dead at last: nothing of it touches memory any more."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_gone(tier, life)
+
+    def tier_probed(self, job: JobId, count: int | None, now_ns: int) -> None:
+        """TierProbe ended: so many leading chunks are there; None for an error."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.probed(job, count)
+
+    def tier_done(self, job: JobId, statuses: bytes | None, now_ns: int) -> None:
+        """TierGet, TierPut, TierDrop, TierKeep or TierList ended.
+
+        Args:
+            job: which; jobs nobody knows (any more) are ignored.
+            statuses: a ``Status`` per part, none of a TierDrop or TierKeep, of a TierList what it
+                lists; None when all of it failed.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.tiers.done(job, statuses)
+
+    def tier_health(
+        self, job: JobId, ok: bool, used_bytes: int, capacity_bytes: int, now_ns: int
+    ) -> None:
+        """TierHealth ended; arguments as for ``porter_ready``."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes)
+
+    def tier_moves(self, tier: TierId, now_ns: int) -> None:
+        """A tier's porter gets on with what it was asked, though nothing of it has ended."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.moves(tier)
+
+    def owes(
+        self, tier: TierId, fingerprint: Fingerprint, shards: int, keys: bytes, now_ns: int
+    ) -> None:
+        """What KeepOwed of a former server wrote down; before any request.
+
+        Args:
+            tier: which is still to forget.
+            fingerprint: of the namespace.
+            shards: parts of each chunk.
+            keys: 16 bytes per chunk; empty for all of the namespace.
+            now_ns: current time.
+        """
+        self._state.clock.advance(now_ns)
+        self._state.forgetting.owes(tier, fingerprint, shards, keys)
+
+    def owed_kept(self, tier: TierId, fingerprint: Fingerprint, serial: int, now_ns: int) -> None:
+        """KeepOwed ended, well or not."""
+        self._state.clock.advance(now_ns)
+        self._state.forgetting.kept(tier, fingerprint, serial)
+
     def tick(self, now_ns: int) -> None:
         """Deadlines and expiry; call it when ``next_timer_ns`` has come."""
         self._state.clock.advance(now_ns)
@@ -225,12 +314,16 @@ class Core:
 
     def begin_drain(self, now_ns: int) -> None:
         """Refuses new STORE, LOOKUP and REGISTER_KV_CACHE from now on."""
+        self._state.clock.advance(now_ns)
         self._state.draining = True
+        self._state.prefetches.drain()
+        self._state.warming.drain()
 
     def drained(self) -> bool:
-        """Whether no reply is owed and no copy is in flight."""
+        """Whether no reply is owed, no copy is in flight, and tiers have what waits for them."""
         state = self._state
-        return not state.outbox.num_owed and state.lanes.is_idle and state.copiers.is_idle
+        is_idle = not state.outbox.num_owed and state.lanes.is_idle and state.copiers.is_idle
+        return is_idle and state.demotion.is_idle
 
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""

@@ -18,6 +18,8 @@ from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
 from protocol.namespace import Namespace
+from server.core.tiers.listed import TierKeep as TierKeep
+from server.core.tiers.listed import TierList as TierList
 
 PeerId = NewType("PeerId", bytes)
 """Routing id of one ZMQ connection, given by the server's socket."""
@@ -290,6 +292,133 @@ class WriteRecords:
     records: NDArray[Any]
 
 
+TierId = NewType("TierId", int)
+"""A tier below L1, by its place in the order that the operator gave: 0 is asked first."""
+
+
+@dataclass(frozen=True)
+class TierProbe:
+    """Ask a tier how many leading chunks it has whole; answered by ``Core.tier_probed``.
+
+    Attributes:
+        tier: which.
+        job: number of the question.
+        fingerprint: of the namespace.
+        keys: 16 bytes per chunk, consecutive chunks of one chain, at most MAX_KEYS.
+        shards: so many parts of a chunk must be there.
+        first: the first of them.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    keys: bytes
+    shards: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class TierGet:
+    """Have values read from a tier into reserved slots; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier: which.
+        job: number of the piece.
+        fingerprint: of the namespace.
+        parts: PART_DTYPE[n] of ``server.core.tiers.parts``, at most MAX_PARTS.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    parts: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TierPut:
+    """Have pinned slots written to a tier; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier: which.
+        job: number of the piece.
+        fingerprint: of the namespace.
+        parts: PART_DTYPE[n] of ``server.core.tiers.parts``, at most MAX_PARTS.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    parts: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TierDrop:
+    """Have a tier forget chunks, or a whole namespace; answered by ``Core.tier_done``.
+
+    Puts of the same namespace that were begun before are over when it takes place.
+
+    Attributes:
+        tier: which.
+        job: number of the piece.
+        fingerprint: of the namespace.
+        keys: 16 bytes per chunk, at most MAX_KEYS; empty for all of the namespace.
+        shards: parts 0 to ``shards - 1`` of each go.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    keys: bytes
+    shards: int
+
+
+@dataclass(frozen=True)
+class KeepOwed:
+    """Write down what a tier is still to forget; answered by ``Core.owed_kept``.
+
+    A later server needs it: without, it would find in the tier what was cleared.
+
+    Attributes:
+        tier: which.
+        fingerprint: of the namespace.
+        serial: of this effect, to be told with the answer.
+        shards: parts of each chunk.
+        keys: 16 bytes per chunk; empty for all of the namespace.
+    """
+
+    tier: TierId
+    fingerprint: Fingerprint
+    serial: int
+    shards: int
+    keys: bytes
+
+
+@dataclass(frozen=True)
+class DropOwed:
+    """Remove what KeepOwed wrote: the tier has forgotten.
+
+    Attributes:
+        tier: which.
+        fingerprint: of the namespace.
+    """
+
+    tier: TierId
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
+class TierHealth:
+    """Ask a tier how it is; answered by ``Core.tier_health``.
+
+    Attributes:
+        tier: which.
+        job: number of the question.
+    """
+
+    tier: TierId
+    job: JobId
+
+
 Effect = (
     SendReply
     | DropProcess
@@ -308,4 +437,13 @@ Effect = (
     | StartCopy
     | VoidRecords
     | WriteRecords
+    | TierProbe
+    | TierGet
+    | TierPut
+    | TierDrop
+    | TierHealth
+    | TierKeep
+    | TierList
+    | KeepOwed
+    | DropOwed
 )

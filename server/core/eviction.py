@@ -50,6 +50,9 @@ class EvictionPolicy(Protocol):
     def oldest_us(self) -> int | None:
         """About when the leaf to evict next was last used; None without one."""
 
+    def oldest(self, count: int) -> list[int]:
+        """About the leaves to evict next, oldest first; they stay on offer."""
+
 
 class LeafLru:
     """Least recently used leaf first, by a heap that is corrected when an entry is reached.
@@ -198,3 +201,42 @@ class LeafLru:
     def oldest_us(self) -> int | None:
         """About when the leaf to evict next was last used; None without one."""
         return self._heap[0] >> (_NODE_BITS + _LIFE_BITS) if self._heap else None
+
+    def oldest(self, count: int) -> list[int]:
+        """About the leaves to evict next, oldest first; they stay on offer.
+
+        Args:
+            count: most leaves wanted; about so many entries are looked at, whatever they are.
+        """
+        index, heap = self._index, self._heap
+        for _ in range(count):
+            if not heap or self._is_due(heap[0]):
+                break
+            node = heap[0] & _NODE_MASK
+            if index.life[node] != (heap[0] >> _NODE_BITS) & _NODE_MASK:
+                heapq.heappop(heap)
+            elif index.first_child[node] != ABSENT:
+                index.flags[node] &= ~QUEUED & 0xFF
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, self._entry(node))
+        found: list[int] = []
+        front = [(heap[0], 0)] if heap else []
+        for _ in range(2 * count):
+            if not front or len(found) == count:
+                break
+            entry, at = heapq.heappop(front)
+            for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heapq.heappush(front, (heap[child], child))
+            if self._is_due(entry):
+                found.append(entry & _NODE_MASK)
+        return found
+
+    def _is_due(self, entry: int) -> bool:
+        """Whether an entry is of a leaf, and says when that was last used."""
+        node = entry & _NODE_MASK
+        return (
+            self._index.first_child[node] == ABSENT
+            and self._index.life[node] == (entry >> _NODE_BITS) & _NODE_MASK
+            and self._index.stamp[node] == entry >> (_NODE_BITS + _LIFE_BITS)
+        )

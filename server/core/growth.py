@@ -278,7 +278,7 @@ class Growth:
         for demand in list(self.demands.values()):
             if demand.creating is not None:
                 continue
-            if not demand.owner.sessions:
+            if not demand.owner.is_wanted:
                 self.give_up(demand)
             elif not self._create(demand):
                 if self.trouble or not self.reclaim(demand, True):

@@ -52,6 +52,7 @@ class EngineHandlers:
             readers.mapped(session, ExtentId(extent))
         for extent in _u32(body.unmapped):
             readers.unmapped(session, ExtentId(extent))
+        self._state.prefetches.mapped(session.instance)
         return Done()
 
     def _unregister(self, process: Process, body: Unregister, ticket: Ticket) -> None:
@@ -76,6 +77,7 @@ class EngineHandlers:
         live = frozenset(struct.unpack(f"<{len(body.requests) // 8}Q", body.requests))
         for request in [key for key in session.instance.requests if key not in live]:
             self._state.leases.end_request(session.instance, request)
+        self._state.prefetches.keep(session.instance, live)
         return HeartbeatReply(epoch=self._state.epoch, missing_ranks=session.instance.missing_ranks)
 
 

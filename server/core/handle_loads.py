@@ -43,6 +43,9 @@ class LoadHandlers:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._state = desk.state
+        self._state.prefetches.sliced = lambda ticket, session, steps: desk.sliced(
+            ticket, session.session, steps
+        )
         self.table: Table = {
             Lookup: self._lookup,
             QueryPrefetchStatus: self._query,
@@ -71,18 +74,35 @@ class LoadHandlers:
         return None
 
     def _leased(self, session: Session, body: Lookup, match: Match) -> LookupReply:
-        state = self._state
+        state, request = self._state, RequestKey(body.request)
         if session.is_closing:
             raise RequestError(ErrorCode.UNKNOWN_SESSION, "the session ended meanwhile")
-        lease = state.lookups.lease(session, RequestKey(body.request), body.start, match)
-        state.outbox.counters["lookup_chunks"] += len(body.keys) // ID_BYTES
+        if state.prefetches.by_instance:
+            state.prefetches.end_request(session.instance, request)
+        lease = state.lookups.lease(session, request, body.start, match)
+        num_chunks, pending = len(body.keys) // ID_BYTES, 0
+        state.outbox.counters["lookup_chunks"] += num_chunks
         state.outbox.counters["hit_chunks"] += match.count
-        return LookupReply(lease=lease.lease if lease is not None else b"", ready=match.count)
+        if match.count < num_chunks:
+            pending = state.prefetches.begin(session, request, body.start, body.keys, match.count)
+        return LookupReply(
+            lease=lease.lease if lease is not None else b"",
+            ready=match.count,
+            pending=pending,
+            final=not pending,
+        )
 
-    def _query(self, process: Process, body: QueryPrefetchStatus, ticket: Ticket) -> LookupReply:
-        # Nothing is ever on its way into L1 yet, so the answer is final at once.
+    def _query(
+        self, process: Process, body: QueryPrefetchStatus, ticket: Ticket
+    ) -> LookupReply | None:
         session = self._desk.of_instance(process, body.session)
-        lease = session.instance.requests.get(RequestKey(body.request))
+        request = RequestKey(body.request)
+        prefetch = self._state.prefetches.get(session.instance, request)
+        if prefetch is not None:
+            self._state.prefetches.query(prefetch, body.wait_ms, ticket)
+            return None
+        # Nothing is on its way for it, so the answer is final at once.
+        lease = session.instance.requests.get(request)
         if lease is None:
             return LookupReply(lease=b"", ready=0)
         return LookupReply(lease=lease.lease, ready=lease.ready)
@@ -153,5 +173,6 @@ class LoadHandlers:
 
     def _end_session(self, process: Process, body: EndSession, ticket: Ticket) -> Released:
         session = self._desk.of_instance(process, body.session)
+        self._state.prefetches.end_request(session.instance, RequestKey(body.request))
         ended = self._state.leases.end_request(session.instance, RequestKey(body.request))
         return Released(chunks=ended)

@@ -1,4 +1,4 @@
-"""Requests of operators about whole namespaces.
+"""Requests of operators about whole namespaces and prefixes.
 
 Must not know: frames, sockets. Runs in: the loop thread.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from protocol.ids import Fingerprint
+from protocol.limits import MAX_TEXT_CHARS
 from protocol.messages import (
     Body,
     ChunkCountReply,
@@ -15,17 +17,23 @@ from protocol.messages import (
     Inspect,
     Pin,
     Unpin,
+    WarmCancel,
+    WarmReply,
+    WarmStatus,
+    WarmStatusReply,
 )
+from protocol.messages import Warm as WarmRequest
 from server.core.desk import Desk, Table, check_keys
 from server.core.lookups import Match
 from server.core.namespaces import Owner
 from server.core.operations import LANE
 from server.core.outbox import Ticket
 from server.core.peers import Process
+from server.core.tiers.warm import Warm
 
 
 class OperatorHandlers:
-    """CLEAR, DELETE, INSPECT, PIN, UNPIN.
+    """CLEAR, DELETE, INSPECT, PIN, UNPIN, WARM and what follows it.
 
     Args:
         desk: references and answers.
@@ -43,14 +51,19 @@ class OperatorHandlers:
             Inspect: self._inspect,
             Pin: self._pin,
             Unpin: self._unpin,
+            WarmRequest: self._warm,
+            WarmStatus: self._warm_status,
+            WarmCancel: self._warm_cancel,
         }
 
     def _clear(self, process: Process, body: Clear, ticket: Ticket) -> None:
         operations = self._state.operations
-        if body.fingerprint:
-            owners = [operations.owner(body.fingerprint)]
-        else:
-            owners = list(self._state.roster.owners.values())
+        name, known = Fingerprint(body.fingerprint), self._state.roster.owners
+        if name and name not in known and self._state.forgetting.is_needed:
+            self._desk.wait(ticket)
+            operations.clear_below(name, ticket)
+            return
+        owners = [operations.owner(name)] if name else list(known.values())
         self._desk.wait(ticket)
         operations.clear(owners, ticket)
 
@@ -93,3 +106,30 @@ class OperatorHandlers:
         operations = self._state.operations
         check_keys(body.keys, 0)
         return operations.unpin(operations.owner(body.fingerprint), body.keys)
+
+    def _warm(self, process: Process, body: WarmRequest, ticket: Ticket) -> Body:
+        check_keys(body.keys, 0)
+        job = self._state.warming.begin(
+            process.process, body.fingerprint, body.max_bytes, body.keys
+        )
+        return WarmReply(warm=job.number)
+
+    def _warm_status(self, process: Process, body: WarmStatus, ticket: Ticket) -> Body:
+        return _told(self._state.warming.get(body.warm))
+
+    def _warm_cancel(self, process: Process, body: WarmCancel, ticket: Ticket) -> Body:
+        job = self._state.warming.get(body.warm)
+        self._state.warming.cancel(job, "cancelled")
+        return _told(job)
+
+
+def _told(job: Warm) -> WarmStatusReply:
+    return WarmStatusReply(
+        listed=job.listed,
+        held=job.held,
+        loaded=job.num_chunks,
+        loaded_bytes=job.num_bytes,
+        missed=job.missed,
+        final=job.is_over,
+        reason=job.why[:MAX_TEXT_CHARS],
+    )

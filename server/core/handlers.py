@@ -16,10 +16,10 @@ from server.core.outbox import Ticket
 from server.core.peers import Process
 from server.core.state import State
 
-_NEW_WORK = frozenset({Op.REGISTER_KV_CACHE, Op.LOOKUP, Op.STORE, Op.RETRIEVE})
+_NEW_WORK = frozenset({Op.REGISTER_KV_CACHE, Op.LOOKUP, Op.STORE, Op.RETRIEVE, Op.WARM})
 """What a process whose side connection ended may not begin any more."""
 
-_DRAINED = frozenset({Op.REGISTER_KV_CACHE, Op.LOOKUP, Op.STORE})
+_DRAINED = frozenset({Op.REGISTER_KV_CACHE, Op.LOOKUP, Op.STORE, Op.WARM})
 """What a server that is about to end does not begin any more."""
 
 

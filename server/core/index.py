@@ -39,6 +39,7 @@ _LINKS = (
     "life",
     "missing",
     "used",
+    "uses",
 )
 
 
@@ -66,6 +67,7 @@ class ChunkIndex:
         life: counts how often the node's number was given up; tells a node from its successor.
         missing: full-attention shards not HELD.
         used: cells that name a slot.
+        uses: how often a LOOKUP matched up to the node, as far as that is counted.
         stamp: memoryview of int64, when the node was last used, in microseconds.
         flags: memoryview of uint8 for the eviction policy, zero for a new node.
         by_key: node of each key.
@@ -81,6 +83,7 @@ class ChunkIndex:
     life: memoryview[int]
     missing: memoryview[int]
     used: memoryview[int]
+    uses: memoryview[int]
 
     def __init__(
         self,
@@ -159,6 +162,25 @@ class ChunkIndex:
         """The key of a node."""
         return bytes(self._keys[node])
 
+    def keys_of(self, nodes: NDArray[np.int64]) -> NDArray[np.void]:
+        """V16[n], the key of each node; also of nodes removed since nothing was added."""
+        return self._keys[nodes]
+
+    def parent_keys(self, nodes: NDArray[np.int64]) -> NDArray[np.void]:
+        """V16[n], the key of each node's parent, zeros at a chain's start."""
+        parents = self._columns["parent"][nodes]
+        keys = self._keys[parents]
+        keys[parents == ROOT] = np.void(bytes(ID_BYTES))
+        return keys
+
+    def lives(self, nodes: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32[n], the life of each node."""
+        return self._columns["life"][nodes]
+
+    def uses_of(self, nodes: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32[n], how often each node was used."""
+        return self._columns["uses"][nodes]
+
     def add_chain(self, keys: list[bytes], parent: int, now_us: int) -> NDArray[np.int64]:
         """Adds nodes that continue each other; the caller fills a cell of each at once.
 
@@ -181,6 +203,7 @@ class ChunkIndex:
         column["next"][nodes] = ABSENT
         column["locks"][nodes] = 0
         column["used"][nodes] = 0
+        column["uses"][nodes] = 0
         column["missing"][nodes] = self._num_full
         depth = 0 if parent == ROOT else self.depth[parent] + 1
         column["depth"][nodes] = np.arange(depth, depth + count)

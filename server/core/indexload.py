@@ -67,6 +67,7 @@ def load(index: ChunkIndex, nodes: Nodes) -> Loaded:
     column["parent"][number] = np.where(nodes.parent == ROOT, ROOT, number[nodes.parent])
     column["depth"][number] = nodes.depth
     column["locks"][number] = 0
+    column["uses"][number] = 0
     column["used"][number] = named.sum(axis=1)
     full = np.array(index.full, dtype=np.bool_)
     column["missing"][number] = (~named[:, full]).sum(axis=1)

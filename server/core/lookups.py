@@ -43,6 +43,7 @@ class Lookups:
 
     Attributes:
         walks: those under way; each locks its deepest node.
+        used: called with the deepest node of what is leased; None without lower tiers.
     """
 
     def __init__(self, arena: Arena, leases: Leases, clock: Clock) -> None:
@@ -50,6 +51,7 @@ class Lookups:
         self._leases = leases
         self._clock = clock
         self.walks: list[Walk] = []
+        self.used: Callable[[Owner, int], None] | None = None
 
     def quick(self, session: Session, keys: bytes, start: int) -> Match | None:
         """The match when bisection alone decides; None when chunks must be looked at.
@@ -63,7 +65,7 @@ class Lookups:
         if not instance.is_whole:
             return Match(0, ABSENT)
         count, node = owner.index.complete_prefix(keys, start)
-        if count and (any(owner.window_tokens) or self._unmapped(instance)):
+        if count and (any(owner.window_tokens) or self.unmapped(instance)):
             return None
         return Match(count, node)
 
@@ -75,7 +77,7 @@ class Lookups:
         """The same by looking at chunks, in slices; for namespaces with windows."""
         return self._walk(owner, keys, 0, set, found)
 
-    def _unmapped(self, instance: Instance) -> set[int]:
+    def unmapped(self, instance: Instance) -> set[int]:
         """Extents with content that some reader has not mapped."""
         extents = self._arena.extents
         return {extent for extent in instance.unmapped if extents[ExtentId(extent)].num_held}
@@ -89,6 +91,8 @@ class Lookups:
             self._leases.end_request(instance, request)
             return None
         session.owner.index.touch(match.node, self._clock.now_us)
+        if self.used is not None:
+            self.used(session.owner, match.node)
         return self._leases.open(instance, session.session, request, match.node, start, match.count)
 
     def slow(
@@ -107,7 +111,7 @@ class Lookups:
         def whole(match: Match) -> None:
             found(match if instance.is_whole else Match(0, ABSENT))
 
-        return self._walk(session.owner, keys, start, lambda: self._unmapped(instance), whole)
+        return self._walk(session.owner, keys, start, lambda: self.unmapped(instance), whole)
 
     def _walk(
         self,

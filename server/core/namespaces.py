@@ -51,6 +51,7 @@ class Owner:
         window_tokens: window of each shard, 0 for full attention.
         cleared_generation: slots published up to this generation were cleared.
         pressed_ns: when it last looked for another owner's extent.
+        warming: whether an operator has its chunks loaded before any engine comes.
         numa_nodes: by shard, the node that the rank which last registered pages of it is near to;
             ranks that said none change nothing.
     """
@@ -65,12 +66,18 @@ class Owner:
     sessions: set[SessionId] = field(default_factory=set)
     cleared_generation: int = 0
     pressed_ns: int = 0
+    warming: bool = False
     numa_nodes: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_shards(self) -> int:
         """Parts of one chunk."""
         return len(self.readers_per_shard)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody may make use of what comes; else it may end at any moment."""
+        return bool(self.sessions) or self.warming
 
     def reaches(self, window_tokens: int, chunk: int, end: int) -> bool:
         """Whether a window before the end of a match reaches into a chunk.

@@ -14,7 +14,7 @@ import numpy as np
 
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ID_BYTES, Fingerprint
-from protocol.messages import ChunkCountReply
+from protocol.messages import ChunkCountReply, ForgottenReply
 from server.core.admission import MORE, SLICE_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Timers
@@ -30,6 +30,7 @@ from server.core.publishing import Publisher
 from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
+from server.core.tiers.forgetting import Forgetting
 
 SWEEP_SLOTS = 4096
 """Slots looked at in one slice of CLEAR."""
@@ -71,6 +72,7 @@ class Operations:
         roster: namespaces.
         departures: gives back extents that became empty.
         lanes: long work.
+        forgetting: has lower tiers forget the same.
         fault: notes an error of our own.
     """
 
@@ -85,6 +87,7 @@ class Operations:
         roster: Roster,
         departures: Departures,
         lanes: Lanes,
+        forgetting: Forgetting,
         fault: Callable[[Exception], None],
     ) -> None:
         self._config = config
@@ -98,6 +101,7 @@ class Operations:
         self._roster = roster
         self._departures = departures
         self._lanes = lanes
+        self._forgetting = forgetting
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
 
     def owner(self, name: bytes) -> Owner:
@@ -123,13 +127,17 @@ class Operations:
     # --- CLEAR ----------------------------------------------------------------------------
 
     def clear(self, owners: list[Owner], ticket: Ticket) -> None:
-        """Forgets all chunks of some namespaces; answered when their records are void."""
+        """Forgets all chunks of some namespaces.
+
+        Answered when their records are void, and tiers have forgotten or that takes too long.
+        """
         num_chunks, swept = 0, []
         for owner in owners:
             num_chunks += len(owner.index)
             owner.cleared_generation = self._publisher.next_generation - 1
             old = owner.index
             self._roster.renew_index(owner)
+            self._forgetting.clear(owner)
             self._lanes.start(LANE, old.bury(), self._fault)
             swept += [(owner, extent) for extents in owner.extents for extent in extents]
         self._outbox.counters["cleared_chunks"] += num_chunks
@@ -151,7 +159,27 @@ class Operations:
                 yield MORE
         for owner in owners:
             self._departures.shrink(owner)
-        self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
+
+    def clear_below(self, name: Fingerprint, ticket: Ticket) -> None:
+        """Has lower tiers forget a namespace that has no chunks and no engines here.
+
+        Raises:
+            RequestError: BUSY while they have too many to forget.
+        """
+        if not self._forgetting.has_place(name):
+            raise RequestError(
+                ErrorCode.BUSY, "the tiers have not forgotten what they were told before"
+            )
+        self._forgetting.clear_name(name)
+        self._reply_forgotten(ticket, 0, [name])
+
+    def _reply_forgotten(self, ticket: Ticket, num_chunks: int, names: list[Fingerprint]) -> None:
+        def over(num_tiers: int) -> None:
+            body = ForgottenReply(chunks=num_chunks, tiers_pending=num_tiers)
+            self._outbox.reply(ticket, body)
+
+        self._forgetting.wait(names, ticket.deadline_ns, over)
 
     def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
         slots = self._slots
@@ -171,18 +199,22 @@ class Operations:
     # --- DELETE ---------------------------------------------------------------------------
 
     def delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> None:
-        """Forgets chunks and what continues them; answered when their records are void."""
+        """Forgets chunks and what continues them; answered as CLEAR is."""
         self._start(ticket, self._delete(owner, keys, ticket))
 
     def _delete(self, owner: Owner, keys: bytes, ticket: Ticket) -> Steps:
-        num_chunks = 0
+        num_chunks, forgotten = 0, bytearray()
 
         def drop(leaf: int) -> bool:
             nonlocal num_chunks
             num_chunks += 1
+            if self._forgetting.is_needed:
+                forgotten.extend(owner.index.key(leaf))
             self._drop(owner, leaf)
             return True
 
+        if self._forgetting.is_needed:
+            self._forgetting.delete(owner, keys)  # what L1 does not hold may be below
         for number, at in enumerate(range(0, len(keys), ID_BYTES)):
             node = owner.index.find(keys[at : at + ID_BYTES])
             if node != ABSENT:
@@ -193,9 +225,10 @@ class Operations:
                 self._arena.void_forgotten()
                 yield MORE
         self._arena.void_forgotten()
+        self._forgetting.delete(owner, bytes(forgotten))
         self._departures.shrink(owner)
         self._outbox.counters["deleted_chunks"] += num_chunks
-        self._outbox.reply(ticket, ChunkCountReply(chunks=num_chunks))
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint])
 
     def _drop(self, owner: Owner, leaf: int) -> None:
         index = owner.index

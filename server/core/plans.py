@@ -19,7 +19,7 @@ from server.core.clock import Clock, Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.copiers import Copiers
 from server.core.copies import Piece
-from server.core.namespaces import Session
+from server.core.namespaces import PoolState, Session
 from server.core.outbox import Outbox, Ticket
 from server.core.publishing import Publisher
 from server.core.reservations import Reservations
@@ -160,7 +160,10 @@ class Plans:
                 stranded=partial(self._piece_stranded, plan),
             )
             plan.num_pieces += 1
-            window.add(piece)
+            if plan.session.pool_state is PoolState.OPEN:
+                window.add(piece)
+            else:  # its copier was lost while the STORE waited for room; the next one opens it
+                piece.ended(piece, "the copier is starting again")
             begin = end
 
     # --- copied ---------------------------------------------------------------------------

@@ -1,13 +1,16 @@
-"""What COMMIT does to chunks: from reserved and copied to held.
+"""What COMMIT, or a promotion, does to chunks: from reserved and filled to held.
 
 Purpose: check that the parent is still held and that nothing was cleared, then publish slice by
-slice: index, eviction order, generations, records. Must not know: copies, deadlines, who asked.
-Runs in: the loop thread.
+slice: index, eviction order, generations, records. Must not know: copies, tiers, deadlines, who
+asked. Runs in: the loop thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
 from protocol.messages import StopReason
@@ -16,10 +19,11 @@ from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.effects import WriteRecords
 from server.core.index import ROOT
+from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.reservations import Reservations
 from server.core.slots import HELD
-from server.core.stores import StorePlan
+from server.core.stores import Filling
 
 
 class Publisher:
@@ -33,6 +37,8 @@ class Publisher:
 
     Attributes:
         next_generation: of the next published slot; one counter for the whole arena.
+        published: called with an owner, int64[n] nodes and a shard that were just published; None
+            without lower tiers.
     """
 
     def __init__(
@@ -44,8 +50,9 @@ class Publisher:
         self._slots = arena.slots
         self._reservations = reservations
         self.next_generation = 1
+        self.published: Callable[[Owner, NDArray[np.int64], int], None] | None = None
 
-    def obstacle(self, plan: StorePlan, done: int) -> StopReason:
+    def obstacle(self, plan: Filling, done: int) -> StopReason:
         """Why the chunk after ``done`` published ones may not be published, or NONE."""
         if plan.is_cleared:
             return StopReason.CLEARED
@@ -55,7 +62,7 @@ class Publisher:
             return StopReason.MISSING_PARENT
         return StopReason.NONE
 
-    def publish(self, plan: StorePlan, done: int, part: list[int]) -> None:
+    def publish(self, plan: Filling, done: int, part: list[int]) -> None:
         """Publishes some chunks at once.
 
         Args:
@@ -64,16 +71,18 @@ class Publisher:
             part: slots of those that follow.
         """
         shard, owner, now_us = plan.shard, plan.owner, self._clock.now_us
-        slots, instance = self._slots, plan.session.instance.instance
+        slots, writer = self._slots, plan.writer
         numbers = np.array(part, dtype=np.int64)
         slots.state[numbers] = HELD
+        slots.tiers[numbers] = plan.tiers
         for slot in part:
             del self._reservations.by_slot[slot]
-        leaves, incomplete = plan.index.publish(slots.node[numbers].astype(np.int64), shard, now_us)
+        nodes = slots.node[numbers].astype(np.int64)
+        leaves, incomplete = plan.index.publish(nodes, shard, now_us)
         for node in leaves:
             owner.leaves.offer(node)
         for node in incomplete:
-            owner.leaves.watch(node, instance, now_us)
+            owner.leaves.watch(node, writer, now_us)
         chunk = plan.held + done
         rows = records.build(
             keys=plan.keys[chunk * ID_BYTES : (chunk + len(part)) * ID_BYTES],
@@ -82,7 +91,7 @@ class Publisher:
             shard=shard,
             chunk_blocks=owner.namespace.chunk_blocks,
             payload_bytes=owner.namespace.slot_payload_bytes(shard),
-            owner=instance,
+            owner=writer,
             stamp_us=now_us,
             first_generation=self.next_generation,
         )
@@ -96,3 +105,5 @@ class Publisher:
             extent.note_use(mine.size, now_us)
             which = rows if mine.size == len(rows) else rows[extents == extent_id]
             self._outbox.add(WriteRecords(extent_id, slots.local[mine], which))
+        if self.published is not None:
+            self.published(owner, nodes, shard)

@@ -57,6 +57,7 @@ class Reclaimer:
         self._clock = timers.clock
         self._lanes = lanes
         self._fault = fault
+        self._dropped: list[int] = []
         growth.reclaim = self.begin
 
     def begin(self, demand: Demand, force: bool) -> bool:
@@ -157,11 +158,12 @@ class Reclaimer:
         """Evicts all that an extent holds; leaves it alone when something is in use."""
         extent.phase = Phase.EMPTYING
         slots, owner = self._arena.slots, extent.owner
+        self._dropped.clear()
         begin, end = extent.base, extent.base + extent.geometry.num_slots
         # Chains were stored in ascending slots, so this way round the walks down are short.
         for number, slot in enumerate(range(end - 1, begin - 1, -1)):
             if number % WALK_BLOCKS == WALK_BLOCKS - 1:
-                self._arena.void_forgotten()
+                self._void(owner)
                 yield MORE
             if slots.state_of[slot] != HELD:
                 continue
@@ -170,11 +172,11 @@ class Reclaimer:
             else:
                 index, node = owner.index, slots.node_of[slot]
                 for pause in peel(owner, node, lambda leaf: self._drop(owner, leaf)):
-                    self._arena.void_forgotten()
+                    self._void(owner)
                     yield pause
                 if owner.index is index and slots.state_of[slot] == HELD:
                     break
-        self._arena.void_forgotten()
+        self._void(owner)
         if slots.state[begin:end].any():
             extent.phase = Phase.LIVE
             extent.not_before_ns = self._clock.now_ns + RETRY_NS
@@ -188,4 +190,10 @@ class Reclaimer:
         if not self._arena.evictable(owner, leaf):
             return False
         self._arena.drop_leaf(owner, leaf)
+        self._dropped.append(leaf)
         return True
+
+    def _void(self, owner: Owner) -> None:
+        self._arena.tell_evicted(owner, self._dropped)
+        self._dropped.clear()
+        self._arena.void_forgotten()

@@ -1,4 +1,4 @@
-"""From a STORE's keys to slots of its own, and back when it commits nothing.
+"""From a STORE's or a promotion's keys to slots of its own, and back when it publishes nothing.
 
 Purpose: skip what is held, reserve a slot for each further chunk in slices, evicting or asking for
 an extent where there is none, and free reserved slots again. Must not know: how copying is done,
@@ -21,7 +21,7 @@ from server.core.growth import Growth
 from server.core.index import ABSENT, ROOT
 from server.core.outbox import Outbox
 from server.core.slots import NO_NODE, Slots
-from server.core.stores import StorePlan
+from server.core.stores import Filling
 
 RESERVE_BLOCKS = 32
 """Chunks reserved in one slice: a chunk costs 1.5 µs, so 64 were a burst on a busy machine."""
@@ -34,14 +34,14 @@ FREE_BLOCKS = 16
 
 
 class Reservations:
-    """Slots that STOREs have taken and not published.
+    """Slots that STOREs and promotions have taken and not published.
 
     Args:
         clock: current time.
         outbox: where effects go.
         arena: slots and extents.
         growth: new extents.
-        lanes: where STOREs that wait for an extent are woken.
+        lanes: where those that wait for an extent are woken.
 
     Attributes:
         by_slot: the plan that reserved a slot.
@@ -56,18 +56,18 @@ class Reservations:
         self._growth = growth
         self._slots = arena.slots
         self._lanes = lanes
-        self.by_slot: dict[int, StorePlan] = {}
+        self.by_slot: dict[int, Filling] = {}
 
     # --- what is held ---------------------------------------------------------------------
 
-    def begin(self, plan: StorePlan) -> None:
+    def begin(self, plan: Filling) -> None:
         """Finds where a STORE continues and locks that node; sets ``stop`` if it cannot."""
         self._find_held(plan)
         if plan.stop is StopReason.NONE and plan.tip != ROOT:
             plan.anchor, plan.anchor_life = plan.tip, plan.index.life[plan.tip]
             plan.index.locks[plan.anchor] += 1
 
-    def unlock(self, plan: StorePlan) -> None:
+    def unlock(self, plan: Filling) -> None:
         """Gives the lock of ``begin`` back; nothing without one."""
         index, node = plan.index, plan.anchor
         lives = index is plan.owner.index and index.life[node] == plan.anchor_life
@@ -80,7 +80,7 @@ class Reservations:
             plan.index.locks[node] -= 1
             plan.owner.leaves.offer(node)
 
-    def _find_held(self, plan: StorePlan) -> None:
+    def _find_held(self, plan: Filling) -> None:
         index, shard = plan.index, plan.shard
         if plan.start:
             plan.tip = index.find(plan.parent_key)
@@ -98,7 +98,7 @@ class Reservations:
             plan.tip = deepest
             index.touch(deepest, self._clock.now_us)
 
-    def _window_prefix(self, plan: StorePlan) -> tuple[int, int]:
+    def _window_prefix(self, plan: Filling) -> tuple[int, int]:
         # A window group's cells are not prefix-closed; some probes suffice, since what is held
         # and not counted here only ends the STORE early.
         index, count, deepest = plan.index, 0, plan.tip
@@ -114,19 +114,20 @@ class Reservations:
 
     # --- reserving ------------------------------------------------------------------------
 
-    def reserve(self, plan: StorePlan) -> Slots | None:
+    def reserve(self, plan: Filling, most: int = RESERVE_BLOCKS) -> Slots | None:
         """Reserves slots for up to one slice of further chunks.
 
         Args:
             plan: begun; ``slots``, ``good`` and ``tip`` advance, ``stop`` is set when no chunk
                 can be reserved any more.
+            most: chunks that are wanted now, 1 and up.
 
         Returns:
             int64[n], the new slots; empty when ``stop`` was set, or when this slice went into
             making room. None when an extent is on its way: the plan's task is woken when that is
             decided.
         """
-        keys = plan.some_keys(plan.held + len(plan.slots), RESERVE_BLOCKS)
+        keys = plan.some_keys(plan.held + len(plan.slots), min(most, RESERVE_BLOCKS))
         found = plan.index.find_all(keys)
         is_new = found.count(ABSENT) == len(found) == len(set(keys))
         count = len(keys) if is_new else self._reservable(plan, keys, found)
@@ -145,7 +146,7 @@ class Reservations:
             plan.good = len(plan.slots)
         return numbers
 
-    def _nodes(self, plan: StorePlan, keys: list[bytes], is_new: bool) -> NDArray[np.int64]:
+    def _nodes(self, plan: Filling, keys: list[bytes], is_new: bool) -> NDArray[np.int64]:
         """Nodes for checked keys: those there are, then new ones."""
         if is_new:
             return plan.index.add_chain(keys, plan.tip, self._clock.now_us)
@@ -158,7 +159,7 @@ class Reservations:
             nodes[known:] = plan.index.add_chain(keys[known:], parent, self._clock.now_us)
         return nodes
 
-    def _reservable(self, plan: StorePlan, keys: list[bytes], found: list[int]) -> int:
+    def _reservable(self, plan: Filling, keys: list[bytes], found: list[int]) -> int:
         """How many of the next chunks may be reserved; sets ``stop`` when none may."""
         index, shard, tip = plan.index, plan.shard, plan.tip
         absent: set[bytes] = set()
@@ -179,7 +180,7 @@ class Reservations:
             tip = node
         return len(keys)
 
-    def _room(self, plan: StorePlan, count: int) -> list[int] | None:
+    def _room(self, plan: Filling, count: int) -> list[int] | None:
         owner, shard, arena, growth = plan.owner, plan.shard, self._arena, self._growth
         slots = arena.allocate(owner, shard, count)
         if len(slots) == count:
@@ -188,6 +189,10 @@ class Reservations:
         waiter = self._waker(plan)
         if growth.can_grow(owner, shard) and growth.demand(owner, shard, None if slots else waiter):
             return slots or None
+        if plan.spares:
+            if not slots:
+                plan.stop = StopReason.NO_ROOM
+            return slots
         growth.press(owner, shard)
         # What is there is taken in this slice, and what goes is taken in the next one: making room
         # and taking it at once would be a burst.
@@ -198,7 +203,7 @@ class Reservations:
         plan.stop = StopReason.NO_ROOM
         return []
 
-    def _waker(self, plan: StorePlan) -> Callable[[bool], None]:
+    def _waker(self, plan: Filling) -> Callable[[bool], None]:
         def wake(came: bool) -> None:
             if not came and plan.stop is StopReason.NONE:
                 plan.stop = StopReason.NO_ROOM
@@ -216,7 +221,7 @@ class Reservations:
 
     # --- giving back ----------------------------------------------------------------------
 
-    def free(self, plan: StorePlan, slots: list[int]) -> Steps:
+    def free(self, plan: Filling, slots: list[int]) -> Steps:
         """Frees slots that a STORE reserved and does not publish, in slices.
 
         Args:
@@ -237,10 +242,10 @@ class Reservations:
             self._arena.abandon(slot)
 
     def detach(self, slot: int) -> None:
-        """DELETE reached a reserved slot: its STORE commits nothing."""
+        """DELETE reached a reserved slot: who took it publishes nothing."""
         plan = self.by_slot[slot]
         node = self._slots.node_of[slot]
         self._slots.node_of[slot] = NO_NODE
         plan.index.vacate(node, plan.shard, was_held=False)
         self.unlock(plan)
-        plan.cleared = True
+        plan.forfeit()

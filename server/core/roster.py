@@ -61,10 +61,7 @@ class Roster:
         """
         instance = self.instances.get(process.instance)
         if instance is None:
-            owner = self.owners.get(name)
-            if owner is None:
-                owner = self._new_owner(body.namespace, name)
-                self._outbox.add(KeepNamespace(name, body.namespace))
+            owner = self.owner_for(body.namespace, name)
             instance = self.instances[process.instance] = Instance(process.instance, owner)
             return instance
         if instance.owner.fingerprint != name:
@@ -79,6 +76,22 @@ class Roster:
                 session=instance.ranks[body.rank].session,
             )
         return instance
+
+    def owner_for(self, namespace: Namespace, name: Fingerprint) -> Owner:
+        """A namespace's owner, new if need be.
+
+        Args:
+            namespace: whose.
+            name: its fingerprint.
+
+        Raises:
+            RequestError: LIMIT_EXCEEDED.
+        """
+        owner = self.owners.get(name)
+        if owner is None:
+            owner = self._new_owner(namespace, name)
+            self._outbox.add(KeepNamespace(name, namespace))
+        return owner
 
     def _new_owner(self, namespace: Namespace, name: Fingerprint) -> Owner:
         if len(self.owners) >= self._config.max_namespaces:

@@ -45,6 +45,8 @@ class SlotTable:
             first publish, and from the moment a STORE takes the slot again.
         extent: uint32[capacity], id of the slot's extent, 0 for none.
         local: uint32[capacity], index within the extent.
+        tiers: uint8[capacity], which tiers have, or are being given, what a HELD slot holds: bit
+            ``t`` for tier ``t``. A hint: a tier may have lost it.
         sealed: uint8[capacity], 1 while processes of a former server may touch the slot: what it
             holds may be read, and nothing may be put there.
         state_of: the same memory as ``state``, quicker for one element.
@@ -52,6 +54,7 @@ class SlotTable:
         node_of: likewise for ``node``.
         extent_of: likewise for ``extent``.
         sealed_of: likewise for ``sealed``.
+        tiers_of: likewise for ``tiers``.
     """
 
     state: NDArray[np.uint8]
@@ -61,6 +64,7 @@ class SlotTable:
     extent: NDArray[np.uint32]
     local: NDArray[np.uint32]
     sealed: NDArray[np.uint8]
+    tiers: NDArray[np.uint8]
 
     def __init__(self, room: int = 0) -> None:
         self._room = room
@@ -75,6 +79,7 @@ class SlotTable:
             "extent": np.uint32,
             "local": np.uint32,
             "sealed": np.uint8,
+            "tiers": np.uint8,
         }
         self._arrays: dict[str, NDArray[Any]] = {
             name: np.zeros(0, kind) for name, kind in kinds.items()
@@ -96,6 +101,7 @@ class SlotTable:
         self.node_of = self.node.data
         self.extent_of = self.extent.data
         self.sealed_of = self.sealed.data
+        self.tiers_of = self.tiers.data
         self._give_back(self._capacity, capacity - self._capacity)
         self._capacity = capacity
 

@@ -33,6 +33,14 @@ from server.core.registry import Registry
 from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import SlotTable
+from server.core.tiers.demotion import Demotion
+from server.core.tiers.forgetting import Forgetting
+from server.core.tiers.ghosts import Ghosts
+from server.core.tiers.misses import Misses
+from server.core.tiers.prefetches import Prefetches
+from server.core.tiers.promotion import Promotion
+from server.core.tiers.tiers import Tiers
+from server.core.tiers.warming import Warming
 
 MAX_FAULTS = 16
 
@@ -44,6 +52,9 @@ BYTES_PER_SLOT = 512
 
 BYTES_PER_PROCESS = 1 << 20
 """Sessions, leases, requests and replies under way of a usual engine."""
+
+BYTES_FOR_TIERS = 64 << 20
+"""What was evicted, what is to be written and to be forgotten, what is on its way up."""
 
 
 class State:
@@ -87,6 +98,19 @@ class State:
             self.arena, self.growth, self.readers, self.timers, self.lanes, self.fault
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
+        self.tiers = Tiers(config, self.timers, self.outbox)
+        self.forgetting = Forgetting(self.tiers, self.timers, self.outbox)
+        self.ghosts = Ghosts()
+        self.misses = Misses(self.outbox, self.ghosts)
+        self.demotion = Demotion(
+            self.tiers,
+            self.arena,
+            self.growth,
+            self.ghosts,
+            self.lanes,
+            self.timers,
+            self.fault,
+        )
         self.leases = Leases(
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
@@ -95,6 +119,18 @@ class State:
             self.clock, self.outbox, self.arena, self.growth, self.lanes
         )
         self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
+        self.promotion = Promotion(
+            config,
+            self.arena,
+            self.reservations,
+            self.publisher,
+            self.tiers,
+            self.lanes,
+            self.fault,
+        )
+        self.prefetches = Prefetches(
+            config, self.timers, self.outbox, self.lookups, self.promotion, self.misses
+        )
         self.plans = Plans(
             config,
             self.clock,
@@ -146,6 +182,7 @@ class State:
             self.roster,
             self.departures,
             self.lanes,
+            self.forgetting,
             self.fault,
         )
         self.adopter = Adopter(
@@ -158,6 +195,31 @@ class State:
             self.publisher,
             self.quarantine,
         )
+        self.warming = Warming(
+            config,
+            self.tiers,
+            self.promotion,
+            self.roster,
+            self.departures,
+            self.outbox,
+            self.lanes,
+            self.fault,
+        )
+        self._tie_tiers()
+
+    def _tie_tiers(self) -> None:
+        """Has what happens in L1 told to those who write to lower tiers; nothing without any."""
+        if not self.tiers.tiers:
+            return
+        self.publisher.published = self.demotion.published
+        self.lookups.used = self.demotion.used
+        self.adopter.adopted = self.demotion.adopted
+        self.forgetting.freed = self.demotion.pump
+        self.forgetting.begun = self.promotion.forget
+        self.promotion.over = self.departures.shrink
+        self.departures.leaving = self.prefetches.session_gone
+        for writer in self.demotion.writers:
+            writer.idle = self.departures.shrink
 
     def fault(self, error: Exception) -> None:
         """Notes an error of our own."""
@@ -193,12 +255,16 @@ class State:
             pinned_slots=int((self.slots.pins > 0).sum()),
         )
         values.update(self.copiers.figures())
+        values.update(self.tiers.figures())
+        values.update(self.forgetting.figures())
+        values.update(self.demotion.figures())
+        values.update(self.prefetches.figures())
         for figures in self.more_figures:
             values.update(figures())
         return values
 
     def accounted_bytes(self) -> int:
         """Memory that what is held, and who is here, may take at most. Any thread may ask."""
-        return (
-            self.slots.state.size * BYTES_PER_SLOT + len(self.peers.processes) * BYTES_PER_PROCESS
-        )
+        own = self.slots.state.size * BYTES_PER_SLOT
+        below = self.prefetches.key_bytes + BYTES_FOR_TIERS if self.tiers.tiers else 0
+        return own + below + len(self.peers.processes) * BYTES_PER_PROCESS

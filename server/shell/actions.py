@@ -25,6 +25,8 @@ from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
 from server.shell.peers import Drop, Forget, ForgetPool, SideSocket, Tell
+from server.shell.porters import Porters
+from server.shell.tieractions import TierActions
 
 _log = logging.getLogger("kvkeep.server")
 
@@ -39,6 +41,7 @@ class Actions:
         copiers: one link per copier; ``devices`` adds and removes some.
         devices: starts and ends the copiers of devices.
         complaints: counts what goes wrong.
+        porters: of lower tiers.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Actions:
         copiers: Mapping[fx.CopierId, CopierLink],
         devices: DeviceCopiers,
         complaints: Complaints,
+        porters: Porters,
     ) -> None:
         self._core = core
         self._allocator = allocator
@@ -56,7 +60,8 @@ class Actions:
         self._copiers = copiers
         self._devices = devices
         self._complaints = complaints
-        self._extents = ExtentTable(allocator, copiers)
+        self._extents = ExtentTable(allocator, copiers, porters.links.values())
+        self._tiers = TierActions(core, porters, self._extents, complaints)
         self._pools: dict[tuple[fx.ProcessId, PoolId], Descriptor] = {}
         #: Pools that devices' copiers were asked to open and have not.
         self._opening: dict[fx.PoolHandle, fx.OpenPool] = {}
@@ -83,6 +88,13 @@ class Actions:
             fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
                 effect.slots, effect.records
             ),
+            fx.KeepOwed: lambda effect: self._allocator.keep_owed(
+                effect, porters.stores[effect.tier]
+            ),
+            fx.DropOwed: lambda effect: self._allocator.drop_owed(
+                effect, porters.stores[effect.tier]
+            ),
+            **self._tiers.performers,
         }
         self._apply: dict[type[Any], Callable[[Any, int], None]] = {
             reports.ProcessJoined: lambda report, now_ns: self._core.process_joined(
@@ -106,6 +118,7 @@ class Actions:
             reports.CopierEnded: self._copier_ended,
             reports.DrainAsked: lambda _, now_ns: self._core.begin_drain(now_ns),
             reports.Here: lambda _, now_ns: None,
+            **self._tiers.appliers,
         }
 
     def adopt(self, file: ExtentFile, now_ns: int) -> None:
@@ -135,13 +148,14 @@ class Actions:
 
     def deadline_ns(self) -> int | None:
         """When ``check`` has something to do, or None."""
-        due = [self._extents.deadline_ns()]
+        due = [self._extents.deadline_ns(), self._tiers.deadline_ns()]
         due += [link.deadline_ns() for link in self._copiers.values()]
         return min((ns for ns in due if ns is not None), default=None)
 
     def check(self, now_ns: int) -> None:
-        """Kills copiers that stopped answering; makes extents that waited long enough."""
+        """Kills children that stopped answering; makes extents that waited long enough."""
         self._extents.check(now_ns)
+        self._tiers.check(now_ns)
         for copier, link in self._copiers.items():
             if link.check(now_ns):
                 self._complaints.note("copier_wedged", f"copier {copier} (pid {link.pid}) killed")
@@ -150,6 +164,7 @@ class Actions:
         """Gives everything back, once no thread reports any more."""
         for link in self._copiers.values():
             link.detach()
+        self._tiers.close()
         for descriptor in self._pools.values():
             descriptor.give_back()
         self._pools.clear()
@@ -300,7 +315,8 @@ class Actions:
         elif answer.kind == Kind.UNMAP_POOL:
             self._core.pool_closed(fx.PoolHandle(answer.number), now_ns)
         elif answer.kind == Kind.UNMAP_EXTENT:
-            self._extents.unmapped(report.copier, ExtentId(answer.number), now_ns)
+            link = self._copiers[report.copier]
+            self._extents.unmapped(link, ExtentId(answer.number), now_ns)
 
 
 def _far(file: ExtentFile) -> str:

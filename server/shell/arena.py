@@ -14,7 +14,7 @@ import stat
 
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import ID_BYTES, ArenaId
-from server.shell import namespacefiles, parties
+from server.shell import namespacefiles, owedfiles, parties
 from server.shell.extents import EXTENT_SUFFIX
 from server.shell.folders import make_private_directory, why_not_made
 from server.shell.foothold import Foothold
@@ -26,7 +26,7 @@ _LOCK = "lock"
 _IDENTITY = "arena"
 _BOOT = "boot"
 _SHM = "/dev/shm"
-_FOLDERS = (namespacefiles.FOLDER, parties.FOLDER)
+_FOLDERS = (namespacefiles.FOLDER, parties.FOLDER, owedfiles.FOLDER)
 _EXTENT_NAME = re.compile(r"[0-9]{8,10}" + re.escape(EXTENT_SUFFIX))
 _IDENTITY_TEXT = re.compile(r"[0-9a-f]{32}\n?")
 
@@ -125,7 +125,8 @@ class Arena:
         Args:
             keep: leave what a next server can take over. Without extents, or an identity by
                 which it would know them, there is nothing of that kind, and everything goes. A
-                directory that another server made its own meanwhile stays as it is.
+                directory that another server made its own meanwhile stays as it is; and what lower
+                tiers are still to forget stays in any case, for they outlive the arena.
         """
         self.foothold.leave()
         try:
@@ -140,14 +141,12 @@ class Arena:
             return
         for name in (*extents, _IDENTITY, _BOOT):
             _unlink(f"{self.directory}/{name}")
-        for name in _FOLDERS:
+        for name in (namespacefiles.FOLDER, parties.FOLDER):
             _remove_folder(f"{self.directory}/{name}")
+        _rmdir_if_empty(f"{self.directory}/{owedfiles.FOLDER}")
         self._lock.release()
         if self._made:
-            try:
-                os.rmdir(self.directory)
-            except OSError:  # somebody put a file there: theirs to remove
-                pass
+            _rmdir_if_empty(self.directory)  # or somebody put a file there: theirs to remove
 
 
 def _made(directory: str) -> bool:
@@ -183,6 +182,13 @@ def _remove_folder(path: str) -> None:
             _unlink(f"{path}/{name}")
         os.rmdir(path)
     except OSError:  # it is gone, or a folder in it is not ours
+        pass
+
+
+def _rmdir_if_empty(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:
         pass
 
 

@@ -1,19 +1,19 @@
 """The extents that exist, which copier maps which, and how one goes before another comes.
 
-Purpose: the copier for host memory maps every extent. A device's copier maps those of the
-namespaces that its pools are copied to, from the first such pool to the last: an arena may have
-hundreds of GiB, of which it needs a part. Memory of a removed extent is free only once the copiers
-have unmapped it too; an extent that takes its place in the budget is made after that, or a full
-file system could refuse it. But a copier that does not answer is killed only after ten seconds, and
-nobody is to wait so long for room that there may well be: after one second the next extent is made
-all the same. Must not know: who reads an extent (the core waited for readers before). Runs in: the
-loop thread.
+Purpose: the copier for host memory maps every extent, and so does each porter. A device's copier
+maps those of the namespaces that its pools are copied to, from the first such pool to the last: an
+arena may have hundreds of GiB, of which it needs a part. Memory of a removed extent is free only
+once they have unmapped it too; an extent that takes its place in the budget is made after that, or
+a full file system could refuse it. But one that does not answer is killed only after ten seconds,
+and nobody is to wait so long for room that there may well be: after one second the next extent is
+made all the same. Must not know: who reads an extent (the core waited for readers before). Runs
+in: the loop thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.extents import ExtentGeometry
@@ -22,6 +22,7 @@ from server.core.effects import HOST_COPIER, CopierId, PoolHandle
 from server.shell import clock
 from server.shell.copiers import CopierLink
 from server.shell.extents import Allocator, ExtentFile
+from server.shell.link import Link
 
 PATIENCE_S = 1.0
 """How long making an extent waits for one that goes. Unmapping takes milliseconds."""
@@ -41,17 +42,24 @@ class ExtentTable:
     Args:
         allocator: makes and removes the files.
         copiers: map extents.
+        porters: map all of them.
     """
 
-    def __init__(self, allocator: Allocator, copiers: Mapping[CopierId, CopierLink]) -> None:
+    def __init__(
+        self,
+        allocator: Allocator,
+        copiers: Mapping[CopierId, CopierLink],
+        porters: Iterable[Link] = (),
+    ) -> None:
         self._allocator = allocator
         self._copiers = copiers
+        self._porters = tuple(porters)
         self._files: dict[ExtentId, ExtentFile] = {}
         self._leaving: dict[ExtentId, _Leaving] = {}
         self._wanted: deque[tuple[ExtentGeometry, int | None]] = deque()
         self._served: dict[CopierId, dict[PoolHandle, Fingerprint]] = {}
-        #: Commands to unmap an extent that a copier has not answered.
-        self._unmapping: dict[ExtentId, dict[CopierId, int]] = {}
+        #: Commands to unmap an extent that a copier or porter has not answered.
+        self._unmapping: dict[ExtentId, dict[Link, int]] = {}
 
     def __getitem__(self, extent: ExtentId) -> ExtentFile:
         """The extent of that id; KeyError when it does not exist (any more)."""
@@ -85,22 +93,24 @@ class ExtentTable:
                 self._allocator.create(*self._wanted.popleft())
 
     def created(self, file: ExtentFile, now_ns: int) -> None:
-        """Takes over a new extent and passes it to the copiers that want it."""
+        """Takes over a new extent and passes it to the porters, and to the copiers that want it."""
         self._files[file.geometry.extent] = file
         for copier, link in self._copiers.items():
             if self._serves(copier, file.geometry.fingerprint):
                 link.add_extent(file, now_ns)
+        for porter in self._porters:
+            porter.add_extent(file, now_ns)
 
     def remove(self, extent: ExtentId, now_ns: int) -> None:
-        """Has an extent unmapped by the copiers, then unlinked.
+        """Has an extent unmapped by the copiers and porters, then unlinked.
 
         Args:
             extent: which; KeyError when it does not exist.
             now_ns: the clock.
         """
         file = self._files.pop(extent)
-        for copier in self._copiers:
-            self._unmap(copier, extent, now_ns)
+        for link in (*self._copiers.values(), *self._porters):
+            self._unmap(link, extent, now_ns)
         until_ns = now_ns + int(PATIENCE_S * clock.NS_PER_S)
         self._leaving[extent] = _Leaving(file, until_ns)
         self._settle(extent, now_ns)
@@ -149,24 +159,24 @@ class ExtentTable:
             return
         for extent, file in self._files.items():
             if file.geometry.fingerprint == fingerprint:
-                self._unmap(copier, extent, now_ns)
+                self._unmap(self._copiers[copier], extent, now_ns)
 
     def _serves(self, copier: CopierId, fingerprint: Fingerprint) -> bool:
         return copier == HOST_COPIER or fingerprint in self._served.get(copier, {}).values()
 
     # --- unmapping ----------------------------------------------------------------------------
 
-    def _unmap(self, copier: CopierId, extent: ExtentId, now_ns: int) -> None:
-        if self._copiers[copier].remove_extent(extent, now_ns):
+    def _unmap(self, link: Link, extent: ExtentId, now_ns: int) -> None:
+        if link.remove_extent(extent, now_ns):
             counts = self._unmapping.setdefault(extent, {})
-            counts[copier] = counts.get(copier, 0) + 1
+            counts[link] = counts.get(link, 0) + 1
 
-    def unmapped(self, copier: CopierId, extent: ExtentId, now_ns: int) -> None:
-        """A copier has unmapped an extent."""
+    def unmapped(self, link: Link, extent: ExtentId, now_ns: int) -> None:
+        """A copier or porter has unmapped an extent."""
         counts = self._unmapping.get(extent, {})
-        left = counts.pop(copier, 0) - 1
+        left = counts.pop(link, 0) - 1
         if left > 0:
-            counts[copier] = left
+            counts[link] = left
         elif not counts:
             self._unmapping.pop(extent, None)
         self._settle(extent, now_ns)
@@ -176,10 +186,17 @@ class ExtentTable:
 
         What a device's next copier needs is passed to it with its pools.
         """
+        link = self._copiers.get(copier)
+        if link is None:
+            return
         if self._served.pop(copier, None) is not None:
-            self._copiers[copier].forget_extents()
+            link.forget_extents()
+        self.lost(link, now_ns)
+
+    def lost(self, link: Link, now_ns: int) -> None:
+        """A copier or porter is gone, and its mappings with it."""
         for extent in list(self._unmapping):
-            self._unmapping[extent].pop(copier, None)
+            self._unmapping[extent].pop(link, None)
             if not self._unmapping[extent]:
                 del self._unmapping[extent]
             self._settle(extent, now_ns)

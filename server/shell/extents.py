@@ -24,10 +24,11 @@ from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry,
 from protocol.ids import ArenaId, Fingerprint
 from protocol.namespace import Namespace
 from server import numa
-from server.shell import namespacefiles
+from server.core.effects import DropOwed, KeepOwed
+from server.shell import namespacefiles, owedfiles
 from server.shell.descriptors import Descriptor
 from server.shell.inbox import Inbox
-from server.shell.reports import ExtentCreated, Reporter
+from server.shell.reports import ExtentCreated, OwedKept, Reporter
 
 _log = logging.getLogger("kvkeep.server")
 
@@ -210,7 +211,15 @@ class _Drop:
     name: Fingerprint
 
 
-Item = _Make | ExtentFile | Descriptor | _Keep | _Drop
+@dataclass(frozen=True)
+class _Owed:
+    """What a tier is still to forget, to be written down or removed."""
+
+    what: KeepOwed | DropOwed
+    store: str
+
+
+Item = _Make | ExtentFile | Descriptor | _Keep | _Drop | _Owed
 
 
 class Allocator:
@@ -272,6 +281,19 @@ class Allocator:
         """Has a namespace's file removed. Does not block."""
         self._inbox.put(_Drop(name))
 
+    def keep_owed(self, owed: KeepOwed, store: str) -> None:
+        """Has written down what a tier's store is still to forget; OwedKept follows. Never blocks.
+
+        Args:
+            owed: what.
+            store: as ``owedfiles.store_of`` names it.
+        """
+        self._inbox.put(_Owed(owed, store))
+
+    def drop_owed(self, owed: DropOwed, store: str) -> None:
+        """Has that removed again. Does not block."""
+        self._inbox.put(_Owed(owed, store))
+
     def close(self, descriptor: Descriptor) -> None:
         """Hands a pool's descriptor over to be given back. Does not block.
 
@@ -331,7 +353,17 @@ class Allocator:
             namespacefiles.keep(self._directory, name, namespace)
             del self._unwritten[name]
 
-    def _do(self, item: ExtentFile | Descriptor | _Keep | _Drop) -> None:
+    def _owe(self, owed: KeepOwed | DropOwed, store: str) -> None:
+        if isinstance(owed, DropOwed):
+            owedfiles.drop(self._directory, store, owed.fingerprint)
+            return
+        try:
+            self._stand()
+            owedfiles.keep(self._directory, store, owed)
+        finally:  # who waits cannot do more about it
+            self._reporter.post(OwedKept(owed.tier, owed.fingerprint, owed.serial))
+
+    def _do(self, item: ExtentFile | Descriptor | _Keep | _Drop | _Owed) -> None:
         try:
             if isinstance(item, Descriptor):
                 item.give_back()
@@ -342,6 +374,8 @@ class Allocator:
             elif isinstance(item, _Drop):
                 self._unwritten.pop(item.name, None)
                 namespacefiles.drop(self._directory, item.name)
+            elif isinstance(item, _Owed):
+                self._owe(item.what, item.store)
             else:
                 try:
                     remove(item.path)

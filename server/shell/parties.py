@@ -3,7 +3,7 @@
 Purpose: a server that takes the arena over overwrites nothing that a process of a former
 incarnation may still read or write. A file names the process so that no later one is taken for it:
 number, start, boot and pid namespace. Must not know: how a process is watched, what it was given.
-Runs in: the side socket's thread for engines, the copier supervisor's for copiers, the main thread
+Runs in: the side socket's thread for engines, the keepers' for copiers and porters, the main thread
 at start and end; each file is its writer's alone.
 """
 
@@ -39,7 +39,7 @@ class Party(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """One process, as its file says.
 
     Attributes:
-        role: what it may do: a server writes records, a copier slots, an engine reads.
+        role: what it may do: a server writes records, copiers and porters slots, an engine reads.
         pid: its number in ``space``, or 0 where the server cannot see its number.
         start_ticks: when it started, in clock ticks since boot.
         boot: of the kernel, a text.
@@ -51,7 +51,7 @@ class Party(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         version: of this format.
     """
 
-    role: Literal["server", "copier", "engine"]
+    role: Literal["server", "copier", "porter", "engine"]
     pid: Annotated[int, Meta(ge=0, lt=_MAX_PID)]
     start_ticks: Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
     boot: Annotated[str, Meta(max_length=64)]
@@ -143,7 +143,7 @@ class Parties:
         self._epoch = epoch
         self.here = here
 
-    def own(self, role: Literal["server", "copier"], pid: int) -> str:
+    def own(self, role: Literal["server", "copier", "porter"], pid: int) -> str:
         """Writes the file of a process of the server's own.
 
         Args:
@@ -181,7 +181,9 @@ class Parties:
             pid = ticks = 0
         return EngineParty(self, pid, ticks, instance, token)
 
-    def party(self, role: Literal["server", "copier", "engine"], pid: int, ticks: int) -> Party:
+    def party(
+        self, role: Literal["server", "copier", "porter", "engine"], pid: int, ticks: int
+    ) -> Party:
         """What is said of a process of this incarnation."""
         return Party(
             role=role,

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from protocol.ids import ExtentId, InstanceId, PoolId, Token
+from protocol.ids import ExtentId, Fingerprint, InstanceId, PoolId, Token
 from server.copier.wire import Answer
 from server.core.adoption import PartyId
-from server.core.effects import CopierId, ProcessId
+from server.core.effects import CopierId, ProcessId, TierId
+from server.porter import wire as porter_wire
 from server.shell.descriptors import Descriptor
 
 if TYPE_CHECKING:
@@ -140,6 +141,73 @@ class CopierEnded:
 
 
 @dataclass(frozen=True)
+class PorterReady:
+    """A porter has opened its tier. The receiver owns ``channel`` until PorterLost."""
+
+    tier: TierId
+    pid: int
+    channel: socket.socket
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PorterAnswered:
+    """A porter answered a command, or says that it gets on."""
+
+    tier: TierId
+    answer: porter_wire.Answer
+
+
+@dataclass(frozen=True)
+class PorterLost:
+    """A porter's process is gone; nothing of it touches memory any more."""
+
+    tier: TierId
+
+
+@dataclass(frozen=True)
+class PorterStuck:
+    """A porter was killed and its process does not end; ``life`` tells it from its successors."""
+
+    tier: TierId
+    life: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class PorterGone:
+    """A stuck porter's process is gone after all."""
+
+    tier: TierId
+    life: int
+
+
+@dataclass(frozen=True)
+class OwedKept:
+    """What a tier is still to forget is written down, or could not be, which the log says."""
+
+    tier: TierId
+    fingerprint: Fingerprint
+    serial: int
+
+
+@dataclass(frozen=True)
+class PorterRefused:
+    """A tier could not be opened; that is tried again until the server ends."""
+
+    tier: TierId
+    reason: str
+
+
+@dataclass(frozen=True)
+class PorterEnded:
+    """A porter is gone for good; its supervisor's thread posts nothing after this."""
+
+    tier: TierId
+
+
+@dataclass(frozen=True)
 class DrainAsked:
     """SIGTERM or SIGINT came."""
 
@@ -163,6 +231,14 @@ Report = (
     | CopierGone
     | CopierRefused
     | CopierEnded
+    | PorterReady
+    | PorterAnswered
+    | PorterLost
+    | PorterStuck
+    | PorterGone
+    | OwedKept
+    | PorterRefused
+    | PorterEnded
     | DrainAsked
     | Here
 )

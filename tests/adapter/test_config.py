@@ -31,6 +31,7 @@ def test_defaults(tmp_path: Path) -> None:
         (config.ENV_HELD_PERCENT, "101", "percent"),
         (config.ENV_BUDGET_MS, "0", "milliseconds"),
         (config.ENV_BUDGET_MS, "", "milliseconds"),
+        (config.ENV_BUDGET_MS, "60001", "milliseconds"),
     ],
 )
 def test_numbers_out_of_range(name: str, bad: str, unit: str) -> None:
@@ -38,6 +39,11 @@ def test_numbers_out_of_range(name: str, bad: str, unit: str) -> None:
         read_settings(Args(), {name: bad, "TRTLLM_KVKEEP_SERVER_URL": "tcp://localhost:1"})
     assert unit in caught.value.message
     assert ".." in caught.value.message
+
+
+def test_the_budget_may_be_as_long_as_the_server_waits() -> None:
+    environ = {"TRTLLM_KVKEEP_SERVER_URL": "tcp://localhost:1", config.ENV_BUDGET_MS: "60000"}
+    assert read_settings(Args(), environ).query_budget_s == 60.0
 
 
 def test_variables_that_are_no_settings_are_told_apart() -> None:

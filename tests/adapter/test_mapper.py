@@ -245,7 +245,7 @@ def test_a_lock_is_given_up_in_its_turn(
         bench.map(file)
         assert bench.next_report() == MapReport(ORIGIN, 1, True)
         assert bench.mapper._pinner is not None
-        bench.mapper._pinner.not_before_s = turn_s = time.monotonic() + 0.5
+        bench.mapper._pinner.keep_until_s = turn_s = time.monotonic() + 0.5
         bench.mapper.unmap(ORIGIN, 1)
         assert bench.next_report() == MapReport(ORIGIN, 1, False)
         assert time.monotonic() >= turn_s

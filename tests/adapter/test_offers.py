@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from adapter.geometry import Geometry
+from adapter.journal import Journal
 from adapter.link import Link, LinkConfig
 from adapter.offers import IterationBudget, OfferDesk
 from adapter.promises import load_window
@@ -19,7 +21,17 @@ from adapter.requeststate import RequestState
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import InstanceId
 from protocol.layout import SLOT_DTYPE
-from protocol.messages import Body, Lookup, LookupReply, Op, Retrieve, RetrieveReply, StatsReply
+from protocol.messages import (
+    Body,
+    EndSession,
+    Lookup,
+    LookupReply,
+    Op,
+    QueryPrefetchStatus,
+    Retrieve,
+    RetrieveReply,
+    StatsReply,
+)
 from protocol.namespace import LayerGroup, Namespace
 from tests.adapter.hostlike import facts, geometry, tokens
 from tests.adapter.linking import joined_link
@@ -311,3 +323,123 @@ def test_another_number_of_shards_is_a_miss(server: Responder, desk: OfferDesk) 
     assert answer.offer is None
     assert "malformed" in answer.why
     until(lambda: server.bodies(Op.RELEASE))
+
+
+def serve_tier(server: Responder, at_once: int, later: int, is_final: bool = True) -> None:
+    """Makes it hold ``at_once`` chunks in L1; a query finds ``later`` ones there."""
+    serve(server, later)
+    server.handlers[Op.LOOKUP] = lambda body: LookupReply(
+        lease=LEASE if at_once else b"", ready=at_once, pending=10 - at_once, final=False
+    )
+    server.handlers[Op.QUERY_PREFETCH_STATUS] = lambda body: LookupReply(
+        lease=LEASE if later else b"", ready=later, pending=10 - later, final=is_final
+    )
+
+
+def queries(server: Responder) -> list[QueryPrefetchStatus]:
+    return server.bodies(Op.QUERY_PREFETCH_STATUS)
+
+
+@pytest.fixture
+def patient(link: Link) -> Iterator[tuple[OfferDesk, Journal]]:
+    """A desk with 0.4 s for each iteration, of which 0.1 s are not for waiting."""
+    journal = Journal(logging.getLogger("test"))
+    made = OfferDesk(link, GEO, IterationBudget(0.4), journal=journal)
+    yield made, journal
+    made.close()
+
+
+@pytest.mark.usefixtures("extent")
+@pytest.mark.parametrize("is_final", [True, False])
+@pytest.mark.parametrize("at_once", [0, 3])
+def test_what_a_lower_tier_delivers_within_the_budget_is_offered(
+    server: Responder, patient: tuple[OfferDesk, Journal], at_once: int, is_final: bool
+) -> None:
+    desk, journal = patient
+    serve_tier(server, at_once, 7, is_final)
+    answer, state = ask(desk)
+    assert answer.offer.end_tokens == 28
+    (query,) = queries(server)
+    assert query.request == state.key
+    assert 200 < query.wait_ms <= 300
+    counts = journal.counters()
+    assert counts["tier_waits"] == 1
+    assert counts["tier_wait_chunks"] == 7 - at_once
+    assert counts.get("tier_waits_cut", 0) == (not is_final)
+    ended = until(lambda: server.bodies(Op.END_SESSION))
+    assert ended == [EndSession(session=1, request=state.key)], "the server waits for it no longer"
+
+
+@pytest.mark.usefixtures("extent")
+def test_nothing_is_waited_for_that_the_prompt_cannot_use(
+    server: Responder, patient: tuple[OfferDesk, Journal]
+) -> None:
+    desk, _ = patient
+    serve_tier(server, 10, 10)  # 41 tokens: ten blocks, and one token to compute
+    assert ask(desk)[0].offer.end_tokens == 40
+    serve(server, 7)  # final at once
+    assert ask(desk)[0].offer.end_tokens == 28
+    assert queries(server) == []
+
+
+@pytest.mark.usefixtures("extent")
+def test_requests_of_an_iteration_share_the_wait_and_l1_still_serves_the_last(
+    server: Responder, link: Link
+) -> None:  # P16
+    budget, journal = IterationBudget(0.8), Journal(logging.getLogger("test"))
+    desk = OfferDesk(link, GEO, budget, journal=journal)
+    serve_tier(server, 3, 3, is_final=False)
+    server.delay_s[Op.QUERY_PREFETCH_STATUS] = 0.65  # a wait that takes what is for waiting
+    assert [ask(desk)[0].offer.end_tokens for _ in range(3)] == [12, 12, 12]
+    assert 0 < budget.left_s < budget.kept_s
+    assert len(queries(server)) == 1
+    assert journal.counters()["tier_waits_skipped"] == 2
+    desk.close()
+
+
+@pytest.mark.usefixtures("extent")
+def test_a_refused_wait_leaves_what_the_first_answer_has(
+    server: Responder, patient: tuple[OfferDesk, Journal]
+) -> None:
+    serve_tier(server, 3, 7)
+    server.handlers[Op.QUERY_PREFETCH_STATUS] = refuse
+    assert ask(patient[0])[0].offer.end_tokens == 12
+    assert patient[1].counters()["tier_waits_unanswered"] == 1
+
+
+@pytest.mark.usefixtures("extent")
+def test_a_wait_without_an_answer_in_time_is_a_miss_and_opens_no_breaker(
+    server: Responder, link: Link
+) -> None:
+    budget = IterationBudget(0.4)
+    desk = OfferDesk(link, GEO, budget)
+    serve_tier(server, 3, 7)
+    server.delay_s[Op.QUERY_PREFETCH_STATUS] = 0.5
+    answer, state = ask(desk)
+    assert answer.offer is None
+    assert budget.left_s == 0
+    until(lambda: [body.request for body in server.bodies(Op.END_SESSION)] == [state.key])
+    assert not link.is_breaker_open
+    server.delay_s.clear()
+    budget.refill()
+    assert ask(desk)[0].offer.end_tokens == 28, "the late answer is nobody's"
+    assert not link.is_breaker_open
+    desk.close()
+
+
+@pytest.mark.usefixtures("extent")
+def test_a_server_that_ends_during_a_wait_is_a_miss_at_once(
+    server: Responder, link: Link, budget: IterationBudget
+) -> None:
+    serve_tier(server, 3, 7)
+    server.mute.add(Op.QUERY_PREFETCH_STATUS)
+    desk = OfferDesk(link, GEO, IterationBudget(30.0))
+    answers: list[Any] = []
+    asker = threading.Thread(target=lambda: answers.append(ask(desk)[0]))
+    asker.start()
+    until(lambda: queries(server))
+    server.stop()
+    asker.join(5)
+    assert not asker.is_alive()
+    assert answers[0].offer is None
+    desk.close()

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         launcher=tuple(launcher),
         script=script,
         keep_log=f"{options.json}.server.log" if options.json else "",
+        l2=tuple(options.l2),
     )
     events = draw(options.seed, settings.length_s, script)
     print(f"chaos: seed {options.seed}, {options.minutes:g} min, {len(events)} events", flush=True)
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "minutes": options.minutes,
         "rate": options.rate,
         "script": options.script,
+        "l2": options.l2,
         "planted": options.plant or options.broken,
         "machine": describe(),
         "load_1min_after": round(os.getloadavg()[0], 2),
@@ -108,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--script", choices=SCRIPTS, default="everything", help="what is done (default %(default)s)"
+    )
+    parser.add_argument(
+        "--l2",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a lower tier, as of the server; disk alone is a folder that goes with the run",
     )
     parser.add_argument("--plant", choices=("", "flip"), default="", help="a fault to be found")
     parser.add_argument(

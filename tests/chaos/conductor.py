@@ -56,6 +56,8 @@ _PLAYERS_END_S: Final = 90.0
 _DEEDS_END_S: Final = 30.0
 _CLEAN_S: Final = 15.0
 _ASK_S: Final = 5.0
+_OWN_DISK: Final = "disk:{}/tier?size=64M"
+"""Three times what engines ask for: enough for most of it, and evicted from all the same."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Settings:
         launcher: of the server.
         script: kind of run.
         keep_log: where the servers' log is copied to; empty for nowhere.
+        l2: URLs of lower tiers; ``disk`` stands for a folder of the run's own.
     """
 
     seed: int
@@ -79,6 +82,7 @@ class Settings:
     launcher: tuple[str, ...] = ("server", "launch")
     script: Script = EVERYTHING
     keep_log: str = ""
+    l2: tuple[str, ...] = ()
 
 
 class Conductor:
@@ -116,7 +120,13 @@ class Conductor:
             write_models(folder / "models")
             wish, tally, stops = self._settings, self.tally, self.stops
             server = self._server = Server(
-                folder, Path(shared) / "a", tally, stops, wish.script.extent, wish.launcher
+                folder,
+                Path(shared) / "a",
+                tally,
+                stops,
+                wish.script.extent,
+                wish.launcher,
+                [_OWN_DISK.format(folder) if url == "disk" else url for url in wish.l2],
             )
             lookout = self._lookout = Lookout(server, stops, tally)
             script = wish.script

@@ -89,6 +89,7 @@ class Server(threading.Thread):
         extent: size of its extents.
         launcher: module and arguments before the server's own; for builds that are broken on
             purpose.
+        l2: URLs of lower tiers.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Server(threading.Thread):
         stops: Stops,
         extent: str,
         launcher: Sequence[str] = ("server", "launch"),
+        l2: Sequence[str] = (),
     ) -> None:
         super().__init__(name="server", daemon=True)
         self.wire = f"{folder}/s"
@@ -110,6 +112,8 @@ class Server(threading.Thread):
         self._tally, self._stops = tally, stops
         self._extent = extent
         self._launcher = tuple(launcher)
+        self._tiers = tuple(word for url in l2 for word in ("--l2", url))
+        self._turn = 0
         self._orders: queue.SimpleQueue[Succession | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[str] | None = None
         self._old: list[Grip] = []
@@ -151,7 +155,7 @@ class Server(threading.Thread):
     def _launch(self, arena: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", *self._launcher, "--endpoint", self.url]
         command += ["--arena-dir", str(self.arena_dir), "--l1-size", arena]
-        command += ["--extent-size", self._extent, "--log-level", "INFO"]
+        command += ["--extent-size", self._extent, "--log-level", "INFO", *self._tiers]
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
                 command,
@@ -227,10 +231,11 @@ class Server(threading.Thread):
             self._old.append(grip)
 
     def copier(self) -> Grip | None:
-        """The present copier."""
+        """The present copier; with tiers one of the server's children in turn, porters too."""
         now = self.now
         if now is None:
             return None
+        alive = []
         for pid in children_of(now.grip.pid):
             if pid not in now.copiers:
                 try:
@@ -238,8 +243,9 @@ class Server(threading.Thread):
                 except (ProcessLookupError, OSError):
                     continue
             if now.copiers[pid].is_alive:
-                return now.copiers[pid]
-        return None
+                alive.append(now.copiers[pid])
+        self._turn += 1
+        return alive[self._turn % len(alive)] if alive else None
 
     def processes_left(self) -> int:
         """Processes of any incarnation that have not exited; lets go of all."""

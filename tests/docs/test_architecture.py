@@ -15,9 +15,14 @@ ROOMS = (
     "server",
     "server/cli",
     "server/core",
+    "server/core/tiers",
     "server/shell",
     "server/copier",
+    "server/porter",
+    "server/tiers",
+    "server/tiers/disk",
     "server/bench",
+    "server/simulate",
     "adapter",
 )
 
@@ -27,7 +32,7 @@ def mapped(room: str) -> set[str]:
     text = tree.text("docs/architecture.md")
     found = re.search(rf"^### `{room}`$(.*?)(?=^##|^`adapter/conf|\Z)", text, re.M | re.S)
     assert found is not None, f"the file map of docs/architecture.md has no heading for {room}"
-    names = re.findall(r"`([a-z_]+)`", found[1].replace("a client for `stats`", ""))
+    names = re.findall(r"`([a-z_]+)`", found[1])
     assert len(names) == len(set(names)), f"named twice in {room}"
     return set(names)
 

@@ -14,6 +14,8 @@ import adapter.serverurl
 from protocol.errors import ConfigError
 from server import asking, config
 from server.cli.launch import command
+from server.core.tiers.misses import Miss
+from server.core.tiers.parts import Status
 from tests.repository import tree
 from tests.wire.client import Engine
 from tests.wire.process import ROOT, ServerProcess
@@ -72,7 +74,7 @@ def test_every_setting_of_the_adapter_is_described() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "right"),
     [
-        ("TRTLLM_KVKEEP_QUERY_BUDGET_MS", ("0", "1001", "x"), ("1", "1000")),
+        ("TRTLLM_KVKEEP_QUERY_BUDGET_MS", ("0", "60001", "x"), ("1", "60000")),
         ("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", ("-1", "101"), ("0", "100")),
         ("TRTLLM_KVKEEP_WEIGHTS_EPOCH", ("x" * 513,), ("", "x" * 512)),
         ("TRTLLM_KVKEEP_LORA_DIGESTS", ('{"1": "00"}',), (f'{{"1": "{"00" * 16}"}}',)),
@@ -111,6 +113,23 @@ def test_counters_in_the_code_are_described_and_those_described_exist() -> None:
     assert [name for name, begin in of_each.items() if f'f"{begin}{{' not in code] == []
     described -= set(of_each)
     assert [n for n in described if f'"{n}"' not in code and f"{n}=" not in code] == []
+
+
+def of_tiers() -> set[str]:
+    """What is described by a name that all tiers share, or that tells why chunks are not there."""
+    pattern = r"`(?:tier_…|miss_chunks)_([a-z_]+)`"
+    return set(re.findall(pattern, section("What to watch")))
+
+
+def test_the_figures_of_tiers_and_the_reasons_of_misses_are_described() -> None:
+    code = sources("server/core/tiers") + tree.text(Path("server/shell/porters.py"))
+    counted = set(re.findall(r'\.count\(\s*"([a-z_]+)"', code))
+    gauges = set(re.findall(r'f"\{self\._prefix\}([a-z_]+)"', code))
+    gauges |= set(re.findall(r'f"tier_\{[a-z_.]+\}_([a-z_]+)"', code))
+    both_ways = {f"{way}_{what}" for way in ("get", "put") for what in ("bytes", "us")}
+    statuses = {status.name.lower() for status in (Status.ABSENT, Status.CORRUPT, Status.NO_ROOM)}
+    reasons = {reason.value for reason in Miss}
+    assert of_tiers() == counted | gauges | both_ways | statuses | reasons
 
 
 def test_what_a_live_server_counts_is_described(short_dir: Path, shm_dir: Path) -> None:

@@ -26,7 +26,7 @@ from protocol.messages import (
     Unregister,
 )
 from protocol.namespace import fingerprint
-from server.shell.copiers import STALL_LIMIT_S
+from server.shell.link import STALL_LIMIT_S
 from tests.faults.bystander import (
     Bystander,
     engaged,

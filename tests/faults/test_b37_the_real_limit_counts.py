@@ -19,7 +19,7 @@ import pytest
 
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Done, Ping
-from server.app import MIN_OPEN_FILES
+from server.process import MIN_OPEN_FILES
 from tests.faults.bystander import Bystander, fill, stats
 from tests.faults.starting import launch, places, refused
 from tests.wire.asuser import needs_root

@@ -330,7 +330,7 @@ class Verbs(Actor):
         name = NAMES[process.space] if step.b % 4 else NAMES[step.c % len(NAMES)]
         keys = keys_of(CHAINS[step.c % len(CHAINS)], step.c // 4 % 2)[: 1 + step.x % LENGTH]
         blob = b"".join(keys)
-        kind = step.b // 4 % 9
+        kind = step.b // 4 % 10
         bodies: tuple[m.Request, ...] = (
             m.Clear(fingerprint=name),
             m.Clear() if step.c % 3 == 0 else m.Clear(fingerprint=name),
@@ -341,6 +341,7 @@ class Verbs(Actor):
             m.Unpin(fingerprint=name, keys=blob),
             m.Inspect(fingerprint=name, keys=blob),
             m.Stats() if step.c % 2 else m.Ping(),
+            (m.Warm(fingerprint=name), m.WarmStatus(warm=1), m.WarmCancel(warm=1))[step.c % 3],
         )
         self.ask(process, bodies[kind], step)
 

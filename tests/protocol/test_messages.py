@@ -34,6 +34,9 @@ OPERATIONS = {
     "UNPIN": 33,
     "INSPECT": 34,
     "DELETE": 35,
+    "WARM": 36,
+    "WARM_STATUS": 37,
+    "WARM_CANCEL": 38,
 }
 STOPS = {
     "NONE": 0,

@@ -260,8 +260,14 @@ def test_who_knows_salt_and_tokens_is_told_the_same_questions_otherwise(
         busy = b"".join(keys_of("the victim's salt", TOKENS[: 4 * 32]))
         fill(victim, 4)
         assert victim.save(keys_of("the victim's salt"), list(range(NUM))) == NUM
-        assert ask(prober, Delete(fingerprint=name, keys=busy)) == {"chunks": NUM}
-        assert ask(alone, Delete(fingerprint=name, keys=busy)) == {"chunks": 2}  # its own
+        assert ask(prober, Delete(fingerprint=name, keys=busy)) == {
+            "chunks": NUM,
+            "tiers_pending": 0,
+        }
+        assert ask(alone, Delete(fingerprint=name, keys=busy)) == {
+            "chunks": 2,
+            "tiers_pending": 0,
+        }  # its own
 
 
 def test_retrieved_slots_name_only_what_was_asked_for(pair: tuple[Engine, Engine]) -> None:

@@ -207,3 +207,39 @@ def test_the_group_comes_from_the_command_line_the_environment_or_the_file(tmp_p
     assert config.read(from_file, {}).group == "engines"
     assert config.read(from_file, {"KVKEEP_GROUP": " 42 "}).group == "42"
     assert config.read({**from_file, "group": "llm"}, {"KVKEEP_GROUP": "42"}).group == "llm"
+
+
+def test_tiers_from_the_command_line_the_environment_or_the_file(tmp_path: Path) -> None:
+    assert config.read({}, {}).tiers == ()
+    typed = config.read({"l2": "disk:/a?size=1G s3://bucket"}, {"KVKEEP_L2": "disk:/b?size=1G"})
+    assert [(one.kind, one.name) for one in typed.tiers] == [("disk", "disk"), ("s3", "s3")]
+    environ = {"KVKEEP_L2": " disk:/b?size=1G\n\tvalkey://h:1 "}
+    assert [one.location for one in config.read({}, environ).tiers] == ["/b", "h:1"]
+    path = tmp_path / "kvkeep.conf"
+    path.write_text("l2 = disk:/c?size=1G disk:/d?size=1G\npromote-deadline = 5s\n")
+    found = config.read({"config": str(path)}, {})
+    assert [one.name for one in found.tiers] == ["disk", "disk2"]
+    assert found.promote_deadline_s == 5.0
+
+
+def test_a_tier_that_is_wrong_names_where_it_came_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="KVKEEP_L2: l2: disk: size is missing"):
+        config.read({}, {"KVKEEP_L2": "disk:/b"})
+    path = tmp_path / "kvkeep.conf"
+    path.write_text("l2 = floppy:/x\n")
+    with pytest.raises(ConfigError, match=f"{path}: l2: expected a URL such as"):
+        config.read({"config": str(path)}, {})
+
+
+def test_the_deadline_of_promotions_is_in_seconds() -> None:
+    assert config.read({}, {}).promote_deadline_s == 1.0
+    assert config.read({"promote-deadline": "0.01"}, {}).promote_deadline_s == 0.01
+    assert config.read({}, {"KVKEEP_PROMOTE_DEADLINE": "3600"}).promote_deadline_s == 3600.0
+    for text in ("0", "0.001", "3601", "5m", "-1"):
+        with pytest.raises(ConfigError, match=r"promote-deadline.*0.01 to 3600 seconds"):
+            config.read({"promote-deadline": text}, {})
+
+
+def test_variables_with_credentials_of_tiers_are_none_of_a_slip() -> None:
+    environ = {"KVKEEP_VALKEY_USERNAME": "x", "KVKEEP_VALKEY_PASSWORD": "y"}
+    assert config.unknown_variables(environ) == []

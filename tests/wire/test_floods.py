@@ -28,7 +28,7 @@ from protocol.messages import (
     Ping,
 )
 from protocol.namespace import fingerprint
-from server.app import MIN_OPEN_FILES
+from server.process import MIN_OPEN_FILES
 from server.shell import door, guard
 from tests.faults import rawzmtp
 from tests.faults.bystander import Bystander, engaged, stats

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,13 +260,16 @@ class Rig:
 
 
 @contextmanager
-def engine(scale: Scale, url: str, folder: Path) -> Iterator[Rig]:
+def engine(
+    scale: Scale, url: str, folder: Path, settings: Mapping[str, str] = SETTINGS
+) -> Iterator[Rig]:
     """Brings up an engine that has reached its server.
 
     Args:
         scale: sizes.
         url: of the server.
         folder: for the model's files.
+        settings: of the connector, as environment variables.
 
     Yields:
         The engine.
@@ -274,7 +277,7 @@ def engine(scale: Scale, url: str, folder: Path) -> Iterator[Rig]:
     before = dict(os.environ)
     # Read when the connector is constructed; the user's own settings are for other engines.
     os.environ.clear()
-    os.environ.update(own_environment(before) | SETTINGS)
+    os.environ.update(own_environment(before) | dict(settings))
     try:
         rig = Rig(scale, url, folder)
     finally:

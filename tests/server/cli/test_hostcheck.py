@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server.app import MIN_OPEN_FILES
 from server.cli import hostcheck
 from server.cli.findings import Level
+from server.process import MIN_OPEN_FILES
 
 UNLIMITED = resource.RLIM_INFINITY
 

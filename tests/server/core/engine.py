@@ -111,9 +111,13 @@ class Engine:
 
     def ask(self, body: m.Request, timeout_ns: int = 3600 * SECOND) -> Any:
         """Sends, lets the world come to rest, and returns the reply's body or raises."""
+        return self.answer(self.begin(body, timeout_ns))
+
+    def begin(self, body: m.Request, timeout_ns: int = 3600 * SECOND) -> int:
+        """Sends and lets the world come to rest; the reply may come later."""
         seq = self.send(body, timeout_ns)
         self.world.pump()
-        return self.answer(seq)
+        return seq
 
     def answer(self, seq: int) -> Any:
         reply = self.replies[seq]

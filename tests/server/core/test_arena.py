@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from server.core.arena import EVICT_COST, LINE_COST
+from server.core.index import ABSENT
+from tests.server.core.spaces import SPACES
 from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config, namespace
 
 
@@ -85,3 +87,53 @@ def test_a_slice_of_eviction_costs_about_the_same_for_short_chains_and_long_ones
     world.check = False
     assert a.save(chain("longer", 300)) == 300
     world.core.check_integrity()
+
+
+def test_who_listens_is_told_what_was_evicted_before_it_is_used_again() -> None:
+    world = World(config(extents=1, slots=16))
+    a = world.engine()
+    a.register(namespace())
+    told: list[tuple[list[bytes], int]] = []
+    state = world.core._state
+    (owner,) = state.roster.owners.values()
+
+    def evicted(of: object, nodes: list[int], slots: list[int]) -> None:
+        assert of is owner
+        assert not state.slots.state[slots].any()
+        told.append(([owner.index.key(node) for node in nodes], len(slots)))
+
+    state.arena.evicted = evicted
+    a.save(chain("x", 12))  # a long line goes at once, short ones node by node
+    a.save([*chain("y", 2)])
+    a.save(chain("z", 2))
+    a.save(chain("w", 16))
+    keys = [key for some, _ in told for key in some]
+    assert len(keys) == len(set(keys)) == sum(count for _, count in told)
+    assert set(keys) == {*chain("x", 12), *chain("y", 2), *chain("z", 2)}
+
+
+def test_ancestors_without_any_part_left_go_once_with_their_last_child() -> None:
+    # Of groups that all have windows, what lies far from a chain's end may have gone by itself.
+    world = World(config(extents=4, slots=8))
+    engine = world.engine()
+    space = next(one for one in SPACES if all(group.window_tokens for group in one.groups))
+    engine.register(space)
+    keys = chain("x", 3)
+    for shard in space.shards_of_rank(0):
+        engine.save(keys, shard=shard)
+    state = world.core._state
+    (owner,) = state.roster.owners.values()
+    index, arena = owner.index, state.arena
+    for key in keys[:2]:
+        for cell in range(index.num_shards):
+            slot = index.cell(index.find(key), cell)
+            if slot != ABSENT:
+                index.vacate(index.find(key), cell, was_held=True)
+                arena.forget(slot)
+    arena.void_forgotten()
+    assert arena.evict(owner, 3) == 1
+    assert not len(index)
+    world.pump()
+    for shard in space.shards_of_rank(0):
+        engine.save(keys, shard=shard)
+    assert len(index) == 3

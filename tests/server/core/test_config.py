@@ -7,7 +7,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from protocol import limits
-from server.core.config import MIB, CoreConfig
+from server.core.config import MAX_TIERS, MIB, CoreConfig, TierConfig
+from server.core.slots import SlotTable
+from server.core.tiers.policy import Policy
 
 
 def test_defaults() -> None:
@@ -17,3 +19,10 @@ def test_defaults() -> None:
     assert config.max_leased_slots_per_instance >= limits.MAX_SLOTS_PER_REPLY
     with pytest.raises(FrozenInstanceError):
         config.arena_bytes = 1  # type: ignore[misc]
+
+
+def test_tiers_are_written_through_unless_said_otherwise_and_have_a_bit_each() -> None:
+    assert CoreConfig(arena_bytes=64 * MIB, extent_bytes=8 * MIB).tiers == ()
+    tier = TierConfig("disk")
+    assert (tier.policy, tier.window_bytes) == (Policy.WRITE_THROUGH, 256 * MIB)
+    assert 8 * SlotTable().tiers.itemsize == MAX_TIERS

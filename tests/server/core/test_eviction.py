@@ -157,3 +157,33 @@ def test_a_chunk_that_was_complete_is_watched_again_when_it_lacks_something_else
     policy.watch(nodes[1], A, 6000)
     policy.offer(nodes[0])
     assert policy.take(7001, lambda node: True) == (nodes[1], -1)
+
+
+@given(
+    touches=st.lists(st.integers(0, 29), max_size=40),
+    gone=st.sets(st.integers(0, 29), max_size=20),
+    grown=st.sets(st.integers(0, 29), max_size=10),
+    count=st.integers(1, 12),
+)
+def test_the_oldest_can_be_seen_and_stay_on_offer(
+    touches: list[int], gone: set[int], grown: set[int], count: int
+) -> None:
+    index, policy, nodes = leaves_of(30)
+    for number in sorted(gone):
+        index.remove(nodes[number])
+    for number in sorted(grown - gone):
+        index.add_chain(chain(f"c{number}", 1), nodes[number], 50)
+    for time, number in enumerate(touches):
+        index.touch(nodes[number], 100 + time)
+    left = [nodes[number] for number in range(30) if number not in gone | grown]
+    left.sort(key=lambda node: index.stamp[node])
+    seen: list[int] = []
+    for _ in range(40):  # entries that are out of date are put right a few at a time
+        seen = policy.oldest(count)
+        assert len(seen) <= count
+        assert set(seen) <= set(left)
+    # Where a touched leaf hides another behind it, fewer are seen; the first one always is.
+    assert seen[:1] == left[:1]
+    taken = [policy.take(10**6, lambda node: True)[0] for _ in left]
+    assert sorted(taken) == sorted(left)
+    assert policy.take(10**6, lambda node: True)[0] == ABSENT

@@ -204,3 +204,18 @@ def test_an_index_of_few_chunks_is_small() -> None:
 def resident_bytes() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_keys_parents_lives_and_uses_of_many_nodes_at_once() -> None:
+    index = ChunkIndex(SlotTable(), (True,))
+    keys = chain("x", 5)
+    nodes = index.add_chain(keys, ROOT, 1)
+    assert [bytes(key) for key in index.keys_of(nodes)] == keys
+    assert [bytes(key) for key in index.parent_keys(nodes)] == [bytes(16), *keys[:4]]
+    index.uses[int(nodes[4])] = 7
+    assert index.uses_of(nodes).tolist() == [0, 0, 0, 0, 7]
+    index.remove(int(nodes[4]))
+    assert index.lives(nodes).tolist() == [0, 0, 0, 0, 1]
+    assert bytes(index.keys_of(nodes[4:])[0]) == keys[4]
+    (again,) = index.add_chain(chain("y", 1), ROOT, 2).tolist()
+    assert (again, index.uses[again]) == (nodes[4], 0)

@@ -31,6 +31,30 @@ def test_a_store_whose_room_comes_while_the_copier_is_away_is_answered_at_once()
     assert a.save(chain("y", 2)) == 2
 
 
+def test_a_store_whose_room_comes_before_the_next_copier_has_its_pool_copies_nothing() -> None:
+    world = World(config(extents=2, slots=4))
+    a = world.engine("a")
+    a.register(namespace())
+    world.auto_extents = world.auto_pools = False
+    first = a.send(a.store_body(chain("x", 6)))
+    world.pump()
+    world.lose(fx.HOST_COPIER)
+    world.running.add(fx.HOST_COPIER)
+    world.core.copier_ready(fx.HOST_COPIER, world.now_ns)
+    world.pump()
+    for wanted in [effect for effect in world.pending if isinstance(effect, fx.CreateExtent)]:
+        world.pending.remove(wanted)
+        world.create(wanted)
+    world.pump()
+    assert a.answer(first).copied == 4
+    assert a.answer(first).stop is m.StopReason.COPY_FAILED
+    (opening,) = [effect for effect in world.pending if isinstance(effect, fx.OpenPool)]
+    world.pending.remove(opening)
+    world.open(opening)
+    world.pump()
+    assert a.save(chain("y", 2)) == 2
+
+
 def test_cancel_is_answered_when_no_piece_flies_any_more() -> None:
     world = World(config(copy_window_bytes=4 * 4096, copy_piece_bytes=2 * 4096), auto_copies=False)
     a = world.engine("a")

@@ -29,6 +29,7 @@ from server.shell.copiers import CopierLink
 from server.shell.devicecopiers import DeviceCopiers
 from server.shell.extents import Allocator
 from server.shell.peers import SideSocket
+from server.shell.porters import Porters
 from server.shell.reports import ExtentCreated, Reporter
 from server.shell.supervisor import Supervisor, device_name
 from tests.server.shell.geometry import make_geometry
@@ -98,7 +99,8 @@ def shell(short_dir: Path, shm_dir: Path) -> Iterator[Shell]:
         core, link, complaints = Recorder(), CopierLink(stall_limit_s=1.0), Complaints()
         links = {HOST_COPIER: link}
         devices = DeviceCopiers(links, reports.one_more, None)
-        actions = Actions(cast(Core, core), allocator, sides, links, devices, complaints)
+        porters = Porters((), reports.one_more)
+        actions = Actions(cast(Core, core), allocator, sides, links, devices, complaints, porters)
         yield Shell(reports, actions, core, link, path, shm_dir, complaints, devices, links)
         assert supervisor.stop(10)
         assert sides.stop(5)

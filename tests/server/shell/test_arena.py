@@ -47,6 +47,21 @@ def test_the_next_server_finds_the_same_arena(shm_dir: Path) -> None:
     assert [left.name for left in path.iterdir()] == ["note"]
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_tiers_are_still_to_forget_outlives_the_arena(shm_dir: Path, keep: bool) -> None:
+    path = shm_dir / "a"
+    first = Arena(str(path))
+    extents.create(str(path), make_geometry(), first.id).close()
+    (path / "owed" / "file").write_text("x")
+    first.close(keep=keep)
+    second = Arena(str(path))
+    assert (second.id == first.id) == keep
+    assert (path / "owed" / "file").read_text() == "x"
+    (path / "owed" / "file").unlink()
+    second.close(keep=False)
+    assert not path.exists()
+
+
 def test_what_is_kept_is_not_spoilt_by_a_thread_that_ends_too_late(shm_dir: Path) -> None:
     first = Arena(str(shm_dir / "a"))
     extents.create(str(shm_dir / "a"), make_geometry(), first.id).close()

@@ -14,7 +14,7 @@ import pytest
 from protocol.device.simulated import settings
 from protocol.ids import Epoch
 from server.core.effects import CopierId
-from server.shell import parties, supervisor
+from server.shell import keeper, parties
 from server.shell.copiers import CopierLink
 from server.shell.devicecopiers import DeviceCopiers
 from server.shell.parties import Parties, Party, Surroundings
@@ -164,7 +164,7 @@ def test_one_that_is_retired_and_does_not_die_is_waited_for_by_its_own_thread(
     setup = Setup(reports, kept)
     ready = setup.up(ONE)
     assert written() == [ready.pid]
-    monkeypatch.setattr(supervisor, "STUCK_WORD_S", 1.0)
+    monkeypatch.setattr(keeper, "STUCK_WORD_S", 1.0)
     with Undying(ready.pid) as undying:
         assert setup.devices.retire(ONE)
         stuck = reports.wait_for(CopierStuck)

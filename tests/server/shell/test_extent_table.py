@@ -17,6 +17,7 @@ from server.core.effects import HOST_COPIER, CopierId, PoolHandle
 from server.shell.copiers import CopierLink
 from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
+from server.shell.porterlink import PorterLink
 from server.shell.reports import ExtentCreated
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.reporting import Reports
@@ -80,10 +81,10 @@ def test_an_extent_stays_until_the_copier_has_unmapped_it(setup: Setup) -> None:
         setup.table[ExtentId(1)]
     setup.create(2)
     setup.create(3)
-    setup.table.unmapped(HOST_COPIER, ExtentId(9), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(9), 0)
     assert setup.names() == {1}
     assert first.writable.is_open()
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
     assert [setup.created().geometry.extent for _ in range(2)] == [2, 3]
     assert setup.names() == {2, 3}
     assert not first.writable.is_open()
@@ -95,7 +96,7 @@ def test_a_dead_copier_owes_no_answer(setup: Setup) -> None:
         setup.created()
         setup.table.remove(ExtentId(extent), 0)
         if extent == 1:
-            setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+            setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
     setup.create(3)
     assert setup.names() <= {2}
     setup.link.detach()
@@ -123,7 +124,7 @@ def test_a_copier_that_does_not_answer_keeps_nobody_waiting_for_long(setup: Setu
     assert setup.table.deadline_ns() is None
     setup.table.create(make_geometry(3), 7 * second_ns)
     assert setup.created().geometry.extent == 3
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 8 * second_ns)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 8 * second_ns)
     assert wait_until(lambda: setup.names() == {2, 3})
 
 
@@ -217,10 +218,10 @@ def test_memory_is_free_only_when_a_device_that_left_it_has_unmapped_it(
     kinds = [Kind.MAP_EXTENT, Kind.UNMAP_EXTENT, Kind.MAP_EXTENT, Kind.UNMAP_EXTENT]
     assert [kind for kind, _ in peer.commands()] == kinds
     setup.create(2)
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
-    setup.table.unmapped(DEVICE, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
+    setup.table.unmapped(setup.links[DEVICE], ExtentId(1), 0)
     assert setup.names() == {1}
-    setup.table.unmapped(DEVICE, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[DEVICE], ExtentId(1), 0)
     assert setup.created().geometry.extent == 2
     assert peer.commands() == [(Kind.MAP_EXTENT, 2)]
     assert setup.names() == {2}
@@ -234,7 +235,7 @@ def test_the_next_copier_of_a_device_is_passed_what_its_pools_need(
     setup.table.serve(DEVICE, PoolHandle(5), MINE, 0)
     setup.table.remove(ExtentId(1), 0)
     setup.create(2)
-    setup.table.unmapped(HOST_COPIER, ExtentId(1), 0)
+    setup.table.unmapped(setup.links[HOST_COPIER], ExtentId(1), 0)
     peer.link.detach()
     setup.table.copier_lost(DEVICE, 0)
     assert setup.created().geometry.extent == 2
@@ -244,3 +245,27 @@ def test_the_next_copier_of_a_device_is_passed_what_its_pools_need(
     assert peer.commands() == []
     setup.table.serve(DEVICE, PoolHandle(7), MINE, 0)
     assert peer.commands() == [(Kind.MAP_EXTENT, 2)]
+
+
+def test_an_extent_stays_until_every_porter_has_unmapped_it_or_is_gone(setup: Setup) -> None:
+    porters = [PorterLink(), PorterLink(), PorterLink()]
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in porters[:2]]
+    for porter, (ours, _) in zip(porters, pairs, strict=False):
+        porter.take_over(ours, os.getpid(), 0)
+    table = ExtentTable(setup.table._allocator, setup.links, porters)
+    setup.create(1)
+    file = setup.reports.wait_for(ExtentCreated).file
+    assert file is not None
+    table.created(file, 0)
+    assert all(porter.has_extent(ExtentId(1)) for porter in porters)
+    table.remove(ExtentId(1), 0)
+    table.unmapped(setup.link, ExtentId(1), 0)
+    table.unmapped(porters[0], ExtentId(1), 0)
+    assert setup.names() == {1}
+    table.lost(porters[1], 0)
+    assert wait_until(lambda: setup.names() == set())
+    assert not porters[2].has_extent(ExtentId(1))
+    for porter, (_, theirs) in zip(porters, pairs, strict=False):
+        porter.detach()
+        theirs.close()
+    table.close()

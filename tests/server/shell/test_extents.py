@@ -25,10 +25,12 @@ from protocol.extents import (
 from protocol.ids import ArenaId
 from protocol.namespace import fingerprint
 from server import numa
-from server.shell import extents, namespacefiles
+from server.core.effects import DropOwed, KeepOwed, TierId
+from server.shell import extents, namespacefiles, owedfiles
 from server.shell.descriptors import Descriptor
 from server.shell.extents import Allocator, ExtentFile
-from server.shell.reports import ExtentCreated
+from server.shell.reports import ExtentCreated, OwedKept
+from server.tierspec import parse_all
 from tests.server.shell.geometry import make_geometry
 from tests.server.shell.reporting import Reports
 from tests.server.shell.test_namespacefiles import NAMESPACE
@@ -256,6 +258,24 @@ def test_no_extent_is_made_whose_namespace_is_not_written_down(
     allocator.remove(file)
     assert allocator.stop(5)
     assert namespacefiles.read(str(shm_dir)) == ({}, {})
+
+
+def test_what_a_tier_owes_is_written_down_and_reported_written_or_not(
+    shm_dir: Path, reports: Reports
+) -> None:
+    (spec,) = parse_all(["disk:/somewhere?size=1G"])
+    store, tier, name = owedfiles.store_of(spec), TierId(0), fingerprint(NAMESPACE)
+    allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
+    allocator.start()
+    allocator.keep_owed(KeepOwed(tier, name, 7, 1, b""), store)  # its folder is missing
+    assert reports.wait_for(OwedKept) == OwedKept(tier, name, 7)
+    (shm_dir / owedfiles.FOLDER).mkdir()
+    allocator.keep_owed(KeepOwed(tier, name, 8, 1, b"k" * 16), store)
+    assert reports.wait_for(OwedKept) == OwedKept(tier, name, 8)
+    assert [one.keys for one in owedfiles.read(str(shm_dir), [spec])] == [b"k" * 16]
+    allocator.drop_owed(DropOwed(tier, name), store)
+    assert allocator.stop(5)
+    assert owedfiles.read(str(shm_dir), [spec]) == []
 
 
 def test_a_removed_file_keeps_its_bytes_for_who_maps_it(shm_dir: Path, reports: Reports) -> None:

@@ -27,6 +27,7 @@ from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
 from server.shell.loop import RECEIVE_QUEUE_FRAMES, Loop, ThreadDiedError, make_socket
+from server.shell.porters import Porters
 from server.shell.reports import (
     DrainAsked,
     Here,
@@ -127,7 +128,8 @@ def running(short_dir: Path) -> Iterator[Running]:
     reporter.post(Here())
     loop = Loop(router, cast(Core, core), queue, complaints, drain_limit_s=0.5)
     nothing = cast(Any, None)
-    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints)
+    no_porters = Porters((), lambda name: nothing)
+    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints, no_porters)
     url = f"ipc://{short_dir}/s"
     loop.bind(endpoints.parse(url), [reporter.routing_id])
     thread = threading.Thread(target=loop.run)
@@ -289,7 +291,8 @@ def test_without_one_of_its_threads_it_does_not_go_on(short_dir: Path) -> None:
     core, complaints = ScriptedCore(), Complaints()
     loop = Loop(router, cast(Core, core), deque(), complaints)
     nothing = cast(Any, None)
-    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints)
+    no_porters = Porters((), lambda name: nothing)
+    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints, no_porters)
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()

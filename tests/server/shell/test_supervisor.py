@@ -14,6 +14,7 @@ from protocol.ids import Epoch
 from server.copier.wire import Command, Kind, pack_command
 from server.core.effects import HOST_COPIER
 from server.shell import parties
+from server.shell.keeper import MAX_STUCK
 from server.shell.parties import Parties, Party, Surroundings
 from server.shell.reports import (
     CopierAnswered,
@@ -22,7 +23,7 @@ from server.shell.reports import (
     CopierReady,
     CopierStuck,
 )
-from server.shell.supervisor import MAX_STUCK, Supervisor, child_environment, libc_name
+from server.shell.supervisor import Supervisor, child_environment, libc_name
 from tests.faults.undying import Undying
 from tests.server.shell.reporting import Reports
 from tests.wire.process import is_alive, wait_until

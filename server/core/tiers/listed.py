@@ -1,0 +1,63 @@
+"""What tiers are asked besides values: what they have, and to remember what a namespace is.
+
+Further effects, see ``server.core.effects``. Must not know: how a tier knows. Runs in: the loop
+thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from protocol.ids import Fingerprint
+
+if TYPE_CHECKING:
+    from server.core.effects import JobId, TierId
+
+
+class Listed(IntEnum):
+    """What a tier is asked to list."""
+
+    NAMESPACES = 0
+    NAMESPACE = 1
+    HOTTEST = 2
+    NEXT = 3
+
+
+@dataclass(frozen=True)
+class TierKeep:
+    """Have a tier that can list remember what a namespace is; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier, job, fingerprint: as for TierPut.
+        text: its description, at most MAX_TEXT_BYTES of ``server.core.tiers.parts``.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    text: bytes
+
+
+@dataclass(frozen=True)
+class TierList:
+    """Ask a tier what it has; answered by ``Core.tier_done`` with what it lists.
+
+    NAMESPACES: fingerprints. NAMESPACE: the description of one, or empty. HOTTEST, and NEXT after
+    it: ``total u32, more u32``, then for each chunk its key and that of its parent (zeros at a
+    chain's start), parents before what continues them.
+
+    Attributes:
+        tier: which.
+        job: number of the question.
+        what: see above; the fingerprint of NAMESPACES is zeros.
+        shard, most: of HOTTEST: the part that stands for a chunk; chunks wanted.
+    """
+
+    tier: TierId
+    job: JobId
+    what: Listed
+    fingerprint: Fingerprint
+    shard: int = 0
+    most: int = 0

@@ -1,0 +1,184 @@
+"""Every system call that the disk tier makes, in one place.
+
+Purpose: tests put a subclass in its place that fails at the n-th call, so what the tier does about
+EIO or a short write is seen without a broken disk. Must not know: slots, names, the index. Runs in:
+the porter's worker threads and the tier's own; file calls let the interpreter go.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+
+from server.core.tiers.parts import Status
+from server.tiers.interface import HEADER_BYTES
+
+BLOCK_BYTES = 4096
+"""What O_DIRECT asks of offsets, lengths and addresses on any disk in use; also the room before
+each value's payload that holds its header."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def blocks(num_bytes: int) -> int:
+    """Bytes, rounded up to whole blocks."""
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def status_of(error: OSError) -> Status:
+    """What an error of the file system means for one value."""
+    if error.errno in _NO_ROOM:
+        return Status.NO_ROOM
+    return Status.ABSENT if error.errno == errno.ENOENT else Status.ERROR
+
+
+class Files:
+    """The system calls; errors are OSError."""
+
+    def make_folder(self, path: str) -> None:
+        """Makes a folder of this user alone, and those above it, where they are missing."""
+        os.makedirs(path, 0o700, exist_ok=True)
+
+    def open(self, path: str, flags: int) -> int:
+        """A descriptor; a file that is made is of this user alone."""
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def close(self, fd: int) -> None:
+        """Closes a descriptor."""
+        os.close(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Bytes read, perhaps fewer than fit."""
+        return os.preadv(fd, buffers, offset)
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Bytes written, perhaps fewer than asked."""
+        return os.pwritev(fd, buffers, offset)
+
+    def allocate(self, fd: int, num_bytes: int) -> None:
+        """Gives a file its length and its blocks."""
+        os.posix_fallocate(fd, 0, num_bytes)
+
+    def sync(self, fd: int) -> None:
+        """Returns when a file's bytes are on the disk."""
+        os.fdatasync(fd)
+
+    def forget_cached(self, fd: int) -> None:
+        """Lets the kernel drop a file's cached pages; for files that O_DIRECT was refused for."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def remove(self, path: str) -> None:
+        """Removes a file."""
+        os.unlink(path)
+
+    def rename(self, path: str, target: str) -> None:
+        """Moves a file or folder over what is there."""
+        os.rename(path, target)
+
+    def touch(self, fd: int, time_ns: int) -> None:
+        """Sets a file's times."""
+        os.utime(fd, ns=(time_ns, time_ns))
+
+    def stat(self, path: str) -> os.stat_result:
+        """Of a path, links not followed."""
+        return os.stat(path, follow_symlinks=False)
+
+    def names(self, path: str) -> list[str]:
+        """Names in a folder, in any order."""
+        return os.listdir(path)
+
+
+def open_direct(files: Files, path: str, flags: int) -> tuple[int, bool]:
+    """Opens a file past the page cache where the file system lets us.
+
+    Args:
+        files: the system calls.
+        path: of the file.
+        flags: for ``open``.
+
+    Returns:
+        A descriptor, and whether it is O_DIRECT.
+
+    Raises:
+        OSError: it cannot be opened either way.
+    """
+    try:
+        return files.open(path, flags | os.O_DIRECT), True
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return files.open(path, flags & ~os.O_EXCL), False
+
+
+def read_all(files: Files, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Reads until the buffers are full or the file ends.
+
+    Args:
+        files: the system calls.
+        fd: of the file.
+        buffers: to fill, in order; aligned for O_DIRECT.
+        offset: in the file.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        OSError: of the first call that failed.
+    """
+    return _whole(files.preadv, fd, buffers, offset)
+
+
+def write_all(files: Files, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Writes all of the buffers.
+
+    Args:
+        files: the system calls.
+        fd: of the file.
+        buffers: to write, in order; aligned for O_DIRECT.
+        offset: in the file.
+
+    Raises:
+        OSError: of the first call that failed; EIO when one wrote nothing.
+    """
+    if _whole(files.pwritev, fd, buffers, offset) != sum(len(one) for one in buffers):
+        raise OSError(errno.EIO, "nothing was written")
+
+
+def _whole(call: object, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    assert callable(call)
+    done, rest = 0, list(buffers)
+    while rest:
+        step = call(fd, rest, offset + done)
+        if step <= 0:
+            break
+        done += step
+        while rest and step >= len(rest[0]):
+            step -= len(rest.pop(0))
+        if rest and step:
+            rest[0] = rest[0][step:]
+    return done
+
+
+class HeaderBlocks(threading.local):
+    """One aligned block for each thread, in which a value's header goes to and from the disk.
+
+    Attributes:
+        block: uint8[BLOCK_BYTES]; behind header and name it is zeros whenever it is written.
+    """
+
+    def __init__(self) -> None:
+        self.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+
+    def filled(self, header: memoryview, name: bytes = b"") -> memoryview:
+        """The block with a header in front, and behind it what it is found by."""
+        self.block[:HEADER_BYTES] = header
+        self.block[HEADER_BYTES:] = name.ljust(BLOCK_BYTES - HEADER_BYTES, b"\0")
+        return self.block
+
+    def names(self, name: bytes) -> bool:
+        """Whether a block that was read has this name behind its header."""
+        return self.block[HEADER_BYTES : HEADER_BYTES + len(name)] == name

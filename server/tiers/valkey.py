@@ -1,0 +1,263 @@
+"""The Valkey tier: chunks in a server or a cluster that speaks Valkey's protocol.
+
+Purpose: a value is two keys of one hash slot, the header and the payload, so that the payload is
+received straight into its slot. Both are written by one MSET and read by one MGET, which are
+atomic: nobody sees one without the other unless the store evicted it. Must not know: what is in a
+header, how the client is made. Runs in: the porter, on its worker threads.
+
+Each request ends within two seconds; a call begins no further one when its budget is over. What
+the library still holds of a request that timed out is a copy of its own, so a slot is nobody's but
+ours once a call returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
+from server.tiers.valkeylink import Link, library, maker, one_line
+from server.tierspec import TierSpec
+
+GET_S = 2.0
+PUT_S = 4.0
+CLEAR_S = 6.0
+"""Budgets of one call: no further request is begun after that time."""
+
+FULL_PAUSE_S = 1.0
+"""So long a store that had no room for anything is not asked again: the library writes a line to
+standard error for every refusal."""
+
+_GROUP = 512
+_T = TypeVar("_T")
+
+
+def open(spec: TierSpec) -> Tier:  # noqa: A001
+    """Connects to a store.
+
+    Args:
+        spec: of the kind ``valkey``.
+
+    Returns:
+        The tier.
+
+    Raises:
+        TierError: nobody answers, or not to us; the library is missing.
+    """
+    glide = library()
+    return Valkey(glide, Link(maker(glide, spec)), spec.flag("cluster"))
+
+
+class Valkey:
+    """One store.
+
+    Args:
+        glide: the client library.
+        link: to the store.
+        is_cluster: whether the link is to a cluster.
+    """
+
+    def __init__(self, glide: Any, link: Link, is_cluster: bool) -> None:
+        self._glide = glide
+        self._link = link
+        self._is_cluster = is_cluster
+        self._full_until = 0.0
+
+    def batch_exists(self, names: Sequence[Name]) -> list[bool]:
+        """As the interface says; both keys of a value count."""
+        return [answer == 2 for answer in self._ask(names)]
+
+    def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
+        """As the interface says; the store's bytes go into the slot, without a copy in Python."""
+        end = time.monotonic() + GET_S
+        statuses: list[Status] = []
+        with self._link.use() as client:
+            for part in parts:
+                if time.monotonic() >= end:
+                    break
+                statuses.append(self._get(client, part))
+        return statuses + [Status.ERROR] * (len(parts) - len(statuses))
+
+    def batch_put(self, parts: Sequence[Part]) -> list[Status]:
+        """As the interface says; what is there is not sent again, for others put the same."""
+        end = time.monotonic() + PUT_S
+        if time.monotonic() < self._full_until:
+            return [Status.NO_ROOM] * len(parts)
+        answers = self._ask([part.name for part in parts])
+        statuses: list[Status] = []
+        with self._link.use() as client:
+            for part, answer in zip(parts, answers, strict=True):
+                if time.monotonic() >= end:
+                    break
+                if isinstance(answer, Exception):
+                    statuses.append(Status.ERROR)
+                else:
+                    statuses.append(Status.OK if answer == 2 else self._put(client, part))
+        if statuses and all(status is Status.NO_ROOM for status in statuses):
+            self._full_until = time.monotonic() + FULL_PAUSE_S
+        return statuses + [Status.ERROR] * (len(parts) - len(statuses))
+
+    def delete(self, names: Sequence[Name]) -> None:
+        """As the interface says.
+
+        Raises:
+            TierError: some could not be asked for.
+        """
+        with self._link.use() as client:
+            for group in _groups(names):
+                batch = self._batch()
+                for name in group:
+                    batch.unlink(_keys(name))
+                self._raise_any(self._answers(client, batch))
+
+    def clear(self, fingerprint: bytes) -> None:
+        """As the interface says, within CLEAR_S; called again, it goes on with what is left.
+
+        Raises:
+            TierError: something is left.
+        """
+        end = time.monotonic() + CLEAR_S
+        try:
+            with self._link.use() as client:
+                if self._is_cluster:
+                    self._raise_unless_whole(client)
+                for keys in self._scan(client, f"{{kvkeep/1/{fingerprint.hex()}/*"):
+                    if time.monotonic() >= end:
+                        raise TierError(f"valkey: not cleared within {CLEAR_S} s; some is left")
+                    if keys:
+                        client.unlink(keys)
+        except self._glide.GlideError as error:
+            raise TierError(f"valkey: not cleared: {one_line(error)}") from None
+
+    def health(self) -> Health:
+        """As the interface says. A link that does not work is made anew first."""
+        found = self._health()
+        if found.ok:
+            return found
+        try:
+            self._link.renew()
+        except TierError as error:
+            return Health(False, note=str(error))
+        return self._health()
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Nothing to do: any memory will do."""
+
+    def unregister(self, address: int, size_bytes: int) -> None:
+        """Nothing to do: any memory will do."""
+
+    def close(self) -> None:
+        """As the interface says."""
+        self._link.close()
+
+    def _get(self, client: Any, part: Part) -> Status:
+        try:
+            found = client.mget(_keys(part.name), buffers=[part.header, part.payload])
+        except self._glide.GlideError as error:
+            return Status.CORRUPT if "buffer capacity" in str(error) else Status.ERROR
+        if None in found:
+            return Status.ABSENT
+        is_whole = [int(length) for length in found] == [HEADER_BYTES, part.payload_bytes]
+        return Status.OK if is_whole else Status.CORRUPT
+
+    def _put(self, client: Any, part: Part) -> Status:
+        header, payload = _keys(part.name)
+        try:
+            client.mset({payload: part.payload, header: part.header})
+        except self._glide.GlideError as error:
+            return Status.NO_ROOM if "OOM" in str(error)[:80] else Status.ERROR
+        return Status.OK
+
+    def _ask(self, names: Sequence[Name]) -> list[int | Exception]:
+        """How many keys of each value are there, or why that is not known."""
+        end = time.monotonic() + GET_S
+        found: list[int | Exception] = []
+        with self._link.use() as client:
+            for group in _groups(names):
+                if time.monotonic() >= end:
+                    break
+                batch = self._batch()
+                for name in group:
+                    batch.exists(_keys(name))
+                found += self._answers(client, batch)
+        late = TierError("valkey: out of time")
+        return found + [late] * (len(names) - len(found))
+
+    def _batch(self) -> Any:
+        kind = self._glide.ClusterBatch if self._is_cluster else self._glide.Batch
+        return kind(is_atomic=False)
+
+    def _answers(self, client: Any, batch: Any) -> list[int | Exception]:
+        """One answer per command; an error is an answer."""
+        try:
+            return list(client.exec(batch, raise_on_error=False))
+        except self._glide.GlideError as error:
+            return [error] * len(batch.commands)
+
+    def _raise_any(self, answers: Sequence[int | Exception]) -> None:
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise TierError(f"valkey: {one_line(answer)}")
+
+    def _raise_unless_whole(self, client: Any) -> None:
+        """Without all of its primaries a cluster cannot be cleared.
+
+        What one that is away holds would come back with it, and the library's scan waits for it
+        without end.
+        """
+        if b"cluster_slots_ok:16384" not in client.custom_command(["CLUSTER", "INFO"]):
+            raise TierError("valkey: not cleared: a primary is away")
+
+    def _scan(self, client: Any, pattern: str) -> Iterator[list[bytes]]:
+        if not self._is_cluster:
+            cursor: Any = b"0"
+            while True:
+                cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
+                yield keys
+                if cursor == b"0":
+                    return
+        cursor = self._glide.ClusterScanCursor()
+        while not cursor.is_finished():
+            cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
+            yield keys
+
+    def _health(self) -> Health:
+        sections = [self._glide.InfoSection.MEMORY, self._glide.InfoSection.REPLICATION]
+        try:
+            with self._link.use() as client:
+                if not self._is_cluster:
+                    return _judged([client.info(sections)])
+                state = client.custom_command(["CLUSTER", "INFO"])
+                if b"cluster_state:ok" not in state:
+                    return Health(False, note="valkey: the cluster says cluster_state:fail")
+                route = self._glide.AllPrimaries()
+                return _judged([*client.info(sections, route).values()])
+        except self._glide.GlideError as error:
+            return Health(False, note=f"valkey: {one_line(error)}")
+
+
+def _judged(infos: list[bytes]) -> Health:
+    """What primaries say of themselves."""
+    used_bytes = capacity_bytes = 0
+    note = ""
+    for info in infos:
+        lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
+        facts = {key: value for key, _, value in lines}
+        if facts.get("role") != "master":
+            return Health(False, note="valkey: no primary among the addresses")
+        used_bytes += int(facts.get("used_memory", 0))
+        capacity_bytes += int(facts.get("maxmemory", 0))
+        if int(facts.get("maxmemory", 0)) and facts.get("maxmemory_policy") == "noeviction":
+            note = "valkey: maxmemory-policy is noeviction: once full it takes nothing more"
+    return Health(True, used_bytes, capacity_bytes, note)
+
+
+def _keys(name: Name) -> list[bytes]:
+    """Of header and payload; the braces put both into one hash slot."""
+    tag = f"{{kvkeep/1/{name.fingerprint.hex()}/{name.key.hex()}/{name.shard}}}"
+    return [f"{tag}:h".encode(), f"{tag}:p".encode()]
+
+
+def _groups(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    return (items[start : start + _GROUP] for start in range(0, len(items), _GROUP))

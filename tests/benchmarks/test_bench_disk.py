@@ -1,0 +1,35 @@
+"""The measurement of the disk tier runs, and cleans up behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.benchmarks import bench_disk
+
+
+@pytest.mark.parametrize("layout", ["slab", "files"])
+def test_each_way_is_measured_beside_fio(tmp_path: Path, layout: str) -> None:
+    if shutil.which("fio") is None:
+        assert os.environ.get("CI") != "true", "fio was not found: apt-get install fio"
+        pytest.skip("fio was not found: apt-get install fio")
+    words = ["--folder", str(tmp_path / "l2"), "--size", "32M", "--value", "256K"]
+    words += ["--rounds", "2", "--threads", "2", "--layout", layout]
+    result = CliRunner().invoke(bench_disk.main, [*words, "--json", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "out").read_text())
+    assert len(document["put_to_fio"]) == len(document["get_to_fio"]) == 2
+    assert min(document["median_gb_s"].values()) > 0
+    assert not (tmp_path / "l2").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    result = CliRunner().invoke(bench_disk.main, ["--folder", str(tmp_path), "--size", "32M"])
+    assert result.exit_code == 1
+    assert (tmp_path / "mine").exists()
