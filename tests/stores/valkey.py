@@ -7,6 +7,7 @@ server is ended by its own pid.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -23,6 +24,9 @@ import pytest
 
 SLOTS = 16_384
 UP_LIMIT_S = 20.0
+LIBRARIES = {"mooncake": "libibverbs.so.1"}
+"""What a package needs and does not bring along."""
+
 PASSWORD = "rather-not-for-logs"
 
 
@@ -30,10 +34,23 @@ def required(*modules: str) -> None:
     """Skips where a package is absent, naming it; where CI is true that is a failure."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            said = f"the package with the module {module} is not installed"
-            if os.environ.get("CI") == "true":
-                pytest.fail(said)
-            pytest.skip(said)
+            _absent(f"the package with the module {module} is not installed")
+        if module in LIBRARIES and not _is_loadable(LIBRARIES[module]):
+            _absent(f"{module} needs {LIBRARIES[module]}: apt-get install libibverbs1")
+
+
+def _absent(said: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(said)
+    pytest.skip(said)
+
+
+def _is_loadable(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def free_port() -> int:
