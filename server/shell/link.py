@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 
 from protocol.ids import ExtentId
@@ -22,7 +23,7 @@ STALL_LIMIT_S = 10.0
 32 MiB takes a copier about 5 ms."""
 
 
-class Link:
+class Link(ABC):
     """Commands to one child; a subclass knows how they are packed.
 
     Attributes:
@@ -39,13 +40,13 @@ class Link:
         self._waiting: deque[tuple[bytes, Descriptor | None]] = deque()
         self._extents: dict[ExtentId, ExtentFile] = {}
 
+    @abstractmethod
     def pack_map(self, file: ExtentFile) -> bytes:
         """The command to map an extent, whose descriptor rides on it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pack_unmap(self, extent: ExtentId) -> bytes:
         """The command to unmap an extent."""
-        raise NotImplementedError
 
     def take_over(self, channel: socket.socket, pid: int, now_ns: int) -> None:
         """Takes over a child that has started, and passes it every extent.
