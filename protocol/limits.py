@@ -63,6 +63,15 @@ MAX_STORES_PER_SESSION: Final = 256
 MAX_WAIT_MS: Final = 60_000
 """Longest wait a client may ask of QUERY_PREFETCH_STATUS."""
 
+MAX_STATUS_ROWS: Final = 256
+"""Most rows in one list of a STATUS reply; how many more there are is told beside it."""
+
+MAX_STATUS_CHARS: Final = 128
+"""Longest text in a row of a STATUS reply, so that all rows fit one frame."""
+
+MAX_STATUS_NAMES: Final = 16
+"""Most namespaces in one row of an engine: it may register so often."""
+
 MAX_TTL_S: Final = 30 * 24 * 3600
 MAX_U32: Final = (1 << 32) - 1
 MAX_U63: Final = (1 << 63) - 1

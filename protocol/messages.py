@@ -17,6 +17,14 @@ from protocol import limits
 from protocol.ids import ID_BYTES
 from protocol.layout import Bytes16, Memory, ShardPool
 from protocol.namespace import Namespace, Text
+from protocol.status import (
+    CopierStatus,
+    EngineStatus,
+    NamespaceStatus,
+    OpLatency,
+    ServerStatus,
+    TierStatus,
+)
 
 VERSION_MAJOR = 1
 VERSION_MINOR = 0
@@ -64,6 +72,7 @@ class Op(IntEnum):
     WARM = 36
     WARM_STATUS = 37
     WARM_CANCEL = 38
+    STATUS = 39
 
 
 class StopReason(IntEnum):
@@ -437,6 +446,38 @@ class StatsReply(Body, frozen=True, kw_only=True):
     values: Annotated[dict[Text, int], Meta(max_length=1024)]
 
 
+class Status(Request, frozen=True, kw_only=True):
+    """Asks who is there and how everything is."""
+
+    op: ClassVar[Op] = Op.STATUS
+
+
+class StatusReply(Body, frozen=True, kw_only=True):
+    """Who is there and how everything is; see ``protocol.status`` for the rows.
+
+    Attributes:
+        server: the server itself.
+        engines: processes on the side socket, those with sessions first.
+        engines_more: processes left out.
+        namespaces: the fullest first.
+        namespaces_more: namespaces left out.
+        tiers: in the order of asking.
+        copiers: that of host memory first.
+        latency_bounds_us: upper ends of the buckets, each included.
+        latency: by operation, as far as there were any.
+    """
+
+    server: ServerStatus
+    engines: Annotated[tuple[EngineStatus, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
+    engines_more: Count = 0
+    namespaces: Annotated[tuple[NamespaceStatus, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
+    namespaces_more: Count = 0
+    tiers: Annotated[tuple[TierStatus, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
+    copiers: Annotated[tuple[CopierStatus, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
+    latency_bounds_us: Annotated[tuple[Total, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
+    latency: Annotated[dict[Text, OpLatency], Meta(max_length=limits.MAX_STATUS_ROWS)]
+
+
 class Clear(Request, frozen=True, kw_only=True):
     """Forgets the chunks of one namespace, or of all.
 
@@ -610,6 +651,7 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (Warm, WarmReply),
     (WarmStatus, WarmStatusReply),
     (WarmCancel, WarmStatusReply),
+    (Status, StatusReply),
 )
 
 REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}

@@ -15,13 +15,14 @@ from types import FrameType
 
 import zmq
 
+from protocol import __version__
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import Epoch
 from server import config as settings
 from server import fitting, numa
 from server.config import ServerConfig
 from server.core.adoption import Adoption
-from server.core.config import TierConfig
+from server.core.config import Identity, TierConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
 from server.process import (
@@ -47,6 +48,7 @@ from server.shell.loop import Loop, ThreadDiedError, make_socket
 from server.shell.peers import SideSocket
 from server.shell.porters import Porters
 from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
+from server.shell.sdnotify import Notifier
 from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
 from server.tierspec import TierSpec
@@ -69,9 +71,10 @@ class Server:
     Args:
         config: settings.
         journal: writes the start-up line.
+        notifier: tells the service manager.
     """
 
-    def __init__(self, config: ServerConfig, journal: Journal) -> None:
+    def __init__(self, config: ServerConfig, journal: Journal, notifier: Notifier) -> None:
         """Takes locks, the arena over, and makes sockets; when it fails, the arena is as it was.
 
         Raises:
@@ -79,9 +82,11 @@ class Server:
         """
         self._config = config
         self._journal = journal
+        self._notifier = notifier
         self._access = access.resolve(config.group)
         self._side_path = config.endpoint.side_path(config.runtime_dir)
         self._epoch = Epoch(os.urandom(16))
+        self._begun_ns = clock.now_ns()
         self._own_party = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket_file = SocketFile(config.endpoint.path)
@@ -95,6 +100,7 @@ class Server:
             self._lock.release()
             raise
         try:
+            self._notifier.stage("looking for what the last server left")
             here = parties.Surroundings.here()
             self._parties = parties.Parties(
                 self._arena.directory, self._epoch, here, self._arena.foothold.stand
@@ -178,7 +184,8 @@ class Server:
         core.tell_more(self._devices.figures)
         core.tell_more(self._porters.figures)
         core.tell_more(self._loop.actions.figures)
-        self._loop.each_second = self._look_at_sockets
+        core.tell_latency(self._loop.latency.told)
+        self._loop.each_second = self._each_second
 
     def _one_more_reporter(self, name: str) -> Reporter:
         """For a thread that starts while the loop runs."""
@@ -194,12 +201,15 @@ class Server:
             incomplete_timeout_s=self._config.incomplete_timeout_s,
             tiers=tuple(_tier_config(spec) for spec in self._config.tiers),
             promote_deadline_s=self._config.promote_deadline_s,
+            identity=Identity(__version__, os.getpid(), self._config.endpoint.url, self._begun_ns),
         )
         return Core(config, self._epoch, self._arena.id, os.urandom)
 
     def _heir(self) -> Core:
         """A core that has what a predecessor held; one without, rather than none."""
         core, begun_ns = self._new_core(), clock.now_ns()
+        slots = sum(file.geometry.num_slots for file in self._found.files.values())
+        self._notifier.stage(f"taking over what it left in {slots} slots", slots)
         try:
             self._adoption = core.adopt(self._found.heritage(), begun_ns)
         except Exception as error:  # noqa: BLE001 - or no server would start here ever again
@@ -239,6 +249,7 @@ class Server:
             self._porters.start()
             self._supervisor.start()
             self._allocator.start()
+            self._notifier.stage("opening what engines connect to")
             self._porters.settle(_TIERS_LIMIT_S)
             own_ids = [reporter.routing_id for reporter in self._reporters.values()]
             self._loop.bind(self._config.endpoint, own_ids)
@@ -280,6 +291,11 @@ class Server:
                 f"{error.strerror}",
             ) from error
 
+    def _each_second(self) -> None:
+        """A turn of the loop has ended."""
+        self._notifier.alive()
+        self._look_at_sockets()
+
     def _look_at_sockets(self) -> None:
         """Says so, once, when somebody removed a socket's file (B18): nobody new can come then."""
         for file in [file for file in self._watched if not file.is_there()]:
@@ -292,6 +308,7 @@ class Server:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread between two steps of it; the loop's recv takes the wake-up.
+        self._notifier.stopping()
         self._reporters["signals"].post(DrainAsked())
 
     def _say_ready(self) -> None:
@@ -306,6 +323,7 @@ class Server:
             f"started in {process_age_s():.2f} s\n"
         )
         self._journal.write(STDOUT, line)
+        self._notifier.ready(f"serving {size(self.arena_bytes)} at {self._config.endpoint.url}")
         summary = adoption.summary(self._found, self._adoption)
         if summary:
             has_lost = adoption.has_lost(self._found, self._adoption)
@@ -350,7 +368,7 @@ def _tier_config(spec: TierSpec) -> TierConfig:
     window_bytes = TierConfig.window_bytes
     if spec.bandwidth_bytes_s:
         window_bytes = min(window_bytes, spec.bandwidth_bytes_s // 2)
-    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes)
+    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes, spec.kind)
 
 
 def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: SocketFile) -> FileLock:
@@ -412,7 +430,7 @@ def launch(config: ServerConfig) -> None:
     signal.signal(signal.SIGTERM, _stop_early)
     try:
         raise_descriptor_limit()
-        Server(config, journal).run()
+        Server(config, journal, Notifier.from_environ(os.environ, os.getpid())).run()
     except ThreadDiedError as error:
         _log.critical("%s: the server ends, so that it can be started again", error)
         raise SystemExit(EXIT_FAULT) from None

@@ -26,12 +26,31 @@ class TierConfig:
         uses: of ``Policy.AFTER_USES``: as often a chunk was used before it is written.
         window_bytes: most bytes of values on their way, both ways together; a larger single job
             goes alone.
+        kind: of store, for people.
     """
 
     name: str
     policy: Policy = Policy.WRITE_THROUGH
     uses: int = 0
     window_bytes: int = 256 * MIB
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the server tells of itself.
+
+    Attributes:
+        version: of the program.
+        pid: of its process, 0 to tell none.
+        endpoint: URL on which it listens.
+        begun_ns: when it was built, on its monotonic clock.
+    """
+
+    version: str = ""
+    pid: int = 0
+    endpoint: str = ""
+    begun_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,7 @@ class CoreConfig:
         promote_deadline_s: longest time from a LOOKUP to the final answer about its promotion.
         promote_piece_bytes: most bytes that are read from a tier at once; a larger chunk goes
             alone.
+        identity: what STATUS tells of the server.
     """
 
     arena_bytes: int
@@ -76,3 +96,4 @@ class CoreConfig:
     tiers: tuple[TierConfig, ...] = ()
     promote_deadline_s: float = 1.0
     promote_piece_bytes: int = 16 * MIB
+    identity: Identity = Identity()

@@ -9,6 +9,7 @@ loop thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,6 +67,7 @@ class Copiers:
     Attributes:
         windows: each copier's work; the one for host memory is always there.
         devices: copiers of devices.
+        starts: how often each was started, as far as it was.
     """
 
     def __init__(self, config: CoreConfig, timers: Timers, outbox: Outbox) -> None:
@@ -77,6 +79,7 @@ class Copiers:
         self._by_uuid: dict[bytes, CopierId] = {}
         self.devices: dict[CopierId, DeviceCopier] = {}
         self.windows = {HOST_COPIER: self._window(HOST_COPIER)}
+        self.starts: Counter[CopierId] = Counter()
 
     def _window(self, copier: CopierId) -> CopyWindow:
         return CopyWindow(copier, self._config.copy_window_bytes, self._outbox, self._jobs)
@@ -168,6 +171,7 @@ class Copiers:
         if window is None or (device is not None and device.is_leaving):
             return False
         window.is_up = True
+        self.starts[copier] += 1
         if device is not None:
             for process in device.awaited_by:
                 process.copiers_due_ns -= START_NS
@@ -206,6 +210,7 @@ class Copiers:
             return
         self._timers.cancel(device.timer)
         del self.devices[copier], self.windows[copier], self._by_uuid[device.device_uuid]
+        self.starts.pop(copier, None)
 
     # --- copies ---------------------------------------------------------------------------
 

@@ -21,8 +21,11 @@ from server.core.peers import Process
 from server.core.registry import WAIT_NS
 from server.core.state import State
 
-Table = dict[type[Request], Callable[[Process, Any, Ticket], Body | None]]
-"""Each request's handler: who asks, what, the owed reply; returns the reply, or None for later."""
+Handler = Callable[[Process, Any, Ticket], Body | None]
+"""Who asks, what, the owed reply; returns the reply, or None for later."""
+
+Table = dict[type[Request], Handler]
+"""Each request's handler."""
 
 
 class Desk:

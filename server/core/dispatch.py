@@ -11,6 +11,7 @@ from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
+from protocol.status import OpLatency
 from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
 from server.core.config import CoreConfig
@@ -32,7 +33,7 @@ from server.core.state import State
 
 __all__ = ["Core", "CoreConfig", "IntegrityError"]
 
-CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats", "warm")
+CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats", "status", "warm")
 
 
 class Core:
@@ -91,11 +92,11 @@ class Core:
     # --- events from the shell -------------------------------------------------------------
 
     def process_joined(
-        self, process: ProcessId, token: Token, instance: InstanceId, now_ns: int
+        self, process: ProcessId, token: Token, instance: InstanceId, now_ns: int, pid: int = 0
     ) -> None:
-        """A side connection said SideHello and got this token."""
+        """A side connection said SideHello and got this token; ``pid`` is told to people only."""
         self._state.clock.advance(now_ns)
-        self._peers.join(process, token, instance)
+        self._peers.join(process, token, instance, now_ns, pid)
 
     def pool_offered(self, process: ProcessId, pool: PoolId, size_bytes: int) -> None:
         """A process passed a descriptor; the shell has checked its seals and size."""
@@ -132,7 +133,10 @@ class Core:
             self._outbox.counters["requests_refused"] += 1
             self._outbox.add(SendReply(peer, frames.pack_error(op, seq, error)))
             return
-        ticket = self._outbox.open(Ticket(peer, op, seq, envelope.deadline_ns, session))
+        if known is not None:
+            known.process.heard_ns = now_ns
+        ticket = Ticket(peer, op, seq, envelope.deadline_ns, session, begun_ns=now_ns)
+        self._outbox.open(ticket)
         self._outbox.counters["requests"] += 1
         try:
             body = frames.request_body(envelope)
@@ -220,6 +224,11 @@ class Core:
         """
         self._state.clock.advance(now_ns)
         self._state.tiers.porter_ready(tier, used_bytes, capacity_bytes)
+
+    def porter_refused(self, tier: TierId, now_ns: int) -> None:
+        """A tier's porter could not open it; that is tried again."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_refused(tier)
 
     def porter_lost(self, tier: TierId, now_ns: int) -> None:
         """A tier's porter is gone: its jobs failed, and it touches no memory any more."""
@@ -336,6 +345,14 @@ class Core:
             figures: asked in the loop thread; names that the core does not use.
         """
         self._state.more_figures.append(figures)
+
+    def tell_latency(self, latency: Callable[[], dict[str, OpLatency]]) -> None:
+        """Has STATUS tell how long answers take, which only who sends them can measure.
+
+        Args:
+            latency: asked in the loop thread; by name of the operation.
+        """
+        self._state.latency = latency
 
     def accounted_bytes(self) -> int:
         """Memory that what is held, and who is here, may take at most. Any thread may ask."""

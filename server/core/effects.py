@@ -1,14 +1,13 @@
 """What the core asks the shell to do, as data.
 
-Purpose: the core decides, the shell acts; a test reads the list. The shell performs effects in
-order and reports what has an outcome through the methods of ``server.core.dispatch.Core``. Must
-not know: how anything is done. Runs in: the loop thread.
+Purpose: the core decides, the shell acts in this order, and reports outcomes through methods of
+``server.core.dispatch.Core``. Must not know: how anything is done. Runs in: the loop thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,17 +41,20 @@ PartyId = NewType("PartyId", int)
 """The shell's number for a process of a former incarnation that may still touch extents."""
 
 
-@dataclass(frozen=True)
-class SendReply:
-    """Send one frame to a ZMQ peer, without blocking.
+class SendReply(NamedTuple):
+    """Send one frame to a ZMQ peer, without blocking; a tuple, as there are so many.
 
     Attributes:
         peer: whom.
         frame: the reply.
+        op: which operation it answers.
+        begun_ns: when the request came; 0 for what was refused before.
     """
 
     peer: PeerId
     frame: bytes
+    op: int = 0
+    begun_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,7 @@ class CreateExtent:
 
 @dataclass(frozen=True)
 class KeepNamespace:
-    """Write a namespace's file, before any extent of it is created.
-
-    A later server needs it to take over what the extents hold.
+    """Write a namespace's file, which a later server needs, before any extent of it is created.
 
     Attributes:
         fingerprint: of the namespace.

@@ -83,6 +83,10 @@ class LoadHandlers:
         num_chunks, pending = len(body.keys) // ID_BYTES, 0
         state.outbox.counters["lookup_chunks"] += num_chunks
         state.outbox.counters["hit_chunks"] += match.count
+        session.requested_chunks += num_chunks
+        if match.count:
+            session.hit_chunks += match.count
+            session.instance.owner.used_ns = state.clock.now_ns
         if match.count < num_chunks:
             pending = state.prefetches.begin(session, request, body.start, body.keys, match.count)
         return LookupReply(

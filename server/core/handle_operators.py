@@ -1,4 +1,4 @@
-"""Requests of operators about whole namespaces and prefixes.
+"""Requests of operators: how all is, and about whole namespaces and prefixes.
 
 Must not know: frames, sockets. Runs in: the loop thread.
 """
@@ -16,6 +16,11 @@ from protocol.messages import (
     Delete,
     Inspect,
     Pin,
+    Request,
+    Stats,
+    StatsReply,
+    Status,
+    StatusReply,
     Unpin,
     WarmCancel,
     WarmReply,
@@ -23,17 +28,18 @@ from protocol.messages import (
     WarmStatusReply,
 )
 from protocol.messages import Warm as WarmRequest
-from server.core.desk import Desk, Table, check_keys
+from server.core.desk import Desk, Handler, Table, check_keys
 from server.core.lookups import Match
 from server.core.namespaces import Owner
 from server.core.operations import LANE
 from server.core.outbox import Ticket
 from server.core.peers import Process
+from server.core.status import Collection
 from server.core.tiers.warm import Warm
 
 
 class OperatorHandlers:
-    """CLEAR, DELETE, INSPECT, PIN, UNPIN, WARM and what follows it.
+    """STATS, STATUS, CLEAR, DELETE, INSPECT, PIN, UNPIN, WARM and what follows it.
 
     Args:
         desk: references and answers.
@@ -45,7 +51,9 @@ class OperatorHandlers:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._state = desk.state
-        self.table: Table = {
+        handlers: Table = {
+            Stats: lambda process, body, ticket: StatsReply(values=self._state.stats()),
+            Status: self._status,
             Clear: self._clear,
             Delete: self._delete,
             Inspect: self._inspect,
@@ -55,6 +63,15 @@ class OperatorHandlers:
             WarmStatus: self._warm_status,
             WarmCancel: self._warm_cancel,
         }
+        self.table: Table = {kind: _of_operator(handle) for kind, handle in handlers.items()}
+
+    def _status(self, process: Process, body: Status, ticket: Ticket) -> None:
+        def done(reply: StatusReply) -> None:
+            self._state.outbox.reply(ticket, reply)
+
+        # A lane for each who asks: they take turns with each other and with all else.
+        lane = (LANE, process.process)
+        self._desk.sliced(ticket, lane, Collection(self._state).collect(done))
 
     def _clear(self, process: Process, body: Clear, ticket: Ticket) -> None:
         operations = self._state.operations
@@ -121,6 +138,16 @@ class OperatorHandlers:
         job = self._state.warming.get(body.warm)
         self._state.warming.cancel(job, "cancelled")
         return _told(job)
+
+
+def _of_operator(handle: Handler) -> Handler:
+    """Notes what kind of client asks, which costs engines' own requests nothing."""
+
+    def handled(process: Process, body: Request, ticket: Ticket) -> Body | None:
+        process.is_operator = True
+        return handle(process, body, ticket)
+
+    return handled
 
 
 def _told(job: Warm) -> WarmStatusReply:

@@ -6,7 +6,7 @@ Must not know: frames, sockets, what an operation does. Runs in: the loop thread
 from __future__ import annotations
 
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import Body, Done, Op, Ping, Request, Stats, StatsReply
+from protocol.messages import Body, Done, Op, Ping, Request
 from server.core.desk import Desk, Table
 from server.core.handle_engines import EngineHandlers
 from server.core.handle_loads import LoadHandlers
@@ -35,7 +35,6 @@ class Handlers:
         desk = Desk(state)
         self._table: Table = {
             Ping: lambda process, body, ticket: Done(),
-            Stats: lambda process, body, ticket: StatsReply(values=state.stats()),
             **EngineHandlers(desk).table,
             **LoadHandlers(desk).table,
             **SaveHandlers(desk).table,

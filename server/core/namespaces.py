@@ -54,6 +54,7 @@ class Owner:
         warming: whether an operator has its chunks loaded before any engine comes.
         numa_nodes: by shard, the node that the rank which last registered pages of it is near to;
             ranks that said none change nothing.
+        used_ns: when a LOOKUP last found, or a COMMIT published, some of it; 0 for never.
     """
 
     fingerprint: Fingerprint
@@ -68,6 +69,7 @@ class Owner:
     pressed_ns: int = 0
     warming: bool = False
     numa_nodes: dict[int, int] = field(default_factory=dict)
+    used_ns: int = 0
 
     @property
     def num_shards(self) -> int:
@@ -151,6 +153,8 @@ class Session:
         is_quiet: the side connection of its process ended.
         extents: extents it was given, and whether it has mapped each.
         stores: STOREs that are copying or await COMMIT.
+        requested_chunks: chunks that its LOOKUPs named.
+        hit_chunks: of these, chunks that L1 had.
     """
 
     session: SessionId
@@ -168,6 +172,8 @@ class Session:
     is_quiet: bool = False
     extents: dict[ExtentId, bool] = field(default_factory=dict)
     stores: dict[StoreId, StorePlan] = field(default_factory=dict)
+    requested_chunks: int = 0
+    hit_chunks: int = 0
 
     @property
     def owner(self) -> Owner:

@@ -30,6 +30,7 @@ class Ticket:
         session: the server half of the connection, where the seq is open.
         done: whether it was answered.
         timer: of its deadline, 0 for none.
+        begun_ns: when the request came.
     """
 
     peer: PeerId
@@ -39,6 +40,7 @@ class Ticket:
     session: ServerSession
     done: bool = False
     timer: int = 0
+    begun_ns: int = 0
 
     def expired(self, now_ns: int) -> bool:
         """Whether the deadline has passed."""
@@ -88,7 +90,8 @@ class Outbox:
             body: the operation's reply.
         """
         if self._settle(ticket):
-            self.add(SendReply(ticket.peer, frames.pack_reply(ticket.op, ticket.seq, body)))
+            frame = frames.pack_reply(ticket.op, ticket.seq, body)
+            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns))
 
     def fail(self, ticket: Ticket, error: KvkeepError) -> None:
         """Answers a ticket with an error; a second answer is left out.
@@ -99,7 +102,8 @@ class Outbox:
         """
         if self._settle(ticket):
             self.counters[f"error_{error.code.name.lower()}"] += 1
-            self.add(SendReply(ticket.peer, frames.pack_error(ticket.op, ticket.seq, error)))
+            frame = frames.pack_error(ticket.op, ticket.seq, error)
+            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns))
 
     def answer_by(self, ticket: Ticket, default_ns: int, too_late: Callable[[], None]) -> None:
         """Arranges what happens when a reply is still owed at its deadline.

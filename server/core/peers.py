@@ -34,6 +34,11 @@ class Process:
         sessions: its registrations.
         copiers_due_ns: when all copiers of devices that it had started are paid for by the time
             that went by.
+        pid: of the process, for people; 0 for unknown.
+        client: name and version, as its last HELLO said.
+        joined_ns: when it came.
+        heard_ns: when its last request came.
+        is_operator: whether it asked what operators ask.
     """
 
     process: ProcessId
@@ -44,6 +49,11 @@ class Process:
     peers: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
     sessions: set[SessionId] = field(default_factory=set)
     copiers_due_ns: int = 0
+    pid: int = 0
+    client: str = ""
+    joined_ns: int = 0
+    heard_ns: int = 0
+    is_operator: bool = False
 
 
 @dataclass
@@ -82,13 +92,15 @@ class Peers:
         """Connections with state."""
         return len(self._peers)
 
-    def join(self, process: ProcessId, token: Token, instance: InstanceId) -> None:
+    def join(
+        self, process: ProcessId, token: Token, instance: InstanceId, now_ns: int = 0, pid: int = 0
+    ) -> None:
         """Notes a new side connection, or has it closed when there are too many."""
         if len(self.processes) >= self._config.max_processes:
             reason = f"at most {self._config.max_processes} processes may connect"
             self._outbox.add(DropProcess(process, ErrorCode.LIMIT_EXCEEDED, reason))
             return
-        entry = Process(process, token, instance)
+        entry = Process(process, token, instance, pid=pid, joined_ns=now_ns, heard_ns=now_ns)
         self.processes[process] = entry
         self._by_token[token] = entry
 
@@ -194,6 +206,7 @@ class Peers:
         if known is not None and known.process is not entry:
             raise RequestError(ErrorCode.DUPLICATE, "this connection belongs to another process")
         minor = session.accept(hello)
+        entry.client = hello.client
         if known is None:
             while len(entry.peers) >= limits.MAX_CONNECTIONS_PER_TOKEN:
                 self._forget(next(iter(entry.peers)))

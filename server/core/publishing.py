@@ -71,6 +71,7 @@ class Publisher:
             part: slots of those that follow.
         """
         shard, owner, now_us = plan.shard, plan.owner, self._clock.now_us
+        owner.used_ns = self._clock.now_ns
         slots, writer = self._slots, plan.writer
         numbers = np.array(part, dtype=np.int64)
         slots.state[numbers] = HELD

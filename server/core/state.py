@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from protocol.ids import ArenaId, Epoch
+from protocol.status import OpLatency
 from server.core.admission import Lanes
 from server.core.adopter import Adopter
 from server.core.arena import Arena
@@ -68,9 +69,11 @@ class State:
 
     Attributes:
         epoch: this incarnation.
+        arena_id: the arena it serves.
         draining: no new work is begun.
         faults: tracebacks of errors of our own, for the log.
         more_figures: what else STATS tells, by name.
+        latency: what STATUS tells of how long answers take.
     """
 
     def __init__(
@@ -82,9 +85,11 @@ class State:
     ) -> None:
         self.config = config
         self.epoch = epoch
+        self.arena_id = arena
         self.draining = False
         self.faults: list[str] = []
         self.more_figures: list[Callable[[], dict[str, int]]] = []
+        self.latency: Callable[[], dict[str, OpLatency]] = dict
         self.clock = Clock()
         self.timers = Timers(self.clock)
         self.outbox = Outbox(self.timers)

@@ -98,7 +98,7 @@ class Actions:
         }
         self._apply: dict[type[Any], Callable[[Any, int], None]] = {
             reports.ProcessJoined: lambda report, now_ns: self._core.process_joined(
-                report.process, report.token, report.instance, now_ns
+                report.process, report.token, report.instance, now_ns, report.pid
             ),
             reports.PoolOffered: self._pool_offered,
             reports.ProcessQuiet: lambda report, now_ns: self._core.process_quiet(

@@ -27,6 +27,7 @@ from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.bursts import Bursts
 from server.shell.complaints import Complaints
+from server.shell.latency import Latency
 from server.shell.reports import INTERNAL_ENDPOINT, DrainAsked, ReportQueue
 
 SEND_QUEUE_FRAMES = 256
@@ -98,6 +99,7 @@ class Loop:
         each_second: called about as often, between two turns.
         draining_until_ns: when to give up waiting for what is still owed, or None.
         bursts: CPU of each piece: a message, a slice of long work, a report, with all that follows.
+        latency: time on the clock from each request to its answer.
     """
 
     actions: Actions
@@ -123,6 +125,7 @@ class Loop:
         self.threads = {}
         self.each_second: Callable[[], None] = lambda: None
         self.bursts = Bursts()
+        self.latency = Latency()
         self.draining_until_ns: int | None = None
 
     def bind(self, endpoint: Endpoint, own_ids: Iterable[bytes]) -> None:
@@ -332,6 +335,8 @@ class Loop:
             self._complaints.note("core_fault", fault)
 
     def _send(self, reply: SendReply) -> None:
+        if reply.begun_ns:
+            self.latency.note(reply.op, clock.now_ns() - reply.begun_ns)
         try:
             self._router.send_multipart([reply.peer, reply.frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:

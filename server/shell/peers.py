@@ -361,7 +361,7 @@ class SideSocket:
             pid, _ = peer_ids(peer.connection)
             peer.party = self._parties.engine(pid, peer.pidfd, instance, token)
         # Reported before it is answered, so the loop knows the token before a HELLO brings it.
-        self._reporter.post(ProcessJoined(peer.process, token, instance))
+        self._reporter.post(ProcessJoined(peer.process, token, instance, max(0, peer.pid)))
         welcome = side.Welcome(
             token=token, epoch=self._epoch, arena=self._arena, endpoint=self._endpoint
         )

@@ -31,11 +31,12 @@ INTERNAL_ENDPOINT = "inproc://kvkeep-reports"
 
 @dataclass(frozen=True)
 class ProcessJoined:
-    """A peer said SideHello; its Welcome follows this report."""
+    """A peer said SideHello; its Welcome follows this report. ``pid`` is 0 where it is unseen."""
 
     process: ProcessId
     token: Token
     instance: InstanceId
+    pid: int = 0
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ class TierActions:
     def _refused(self, report: reports.PorterRefused, now_ns: int) -> None:
         self._porters.note_refused(report.tier)
         self._complaints.note("tier_refused", report.reason)
+        self._core.porter_refused(report.tier, now_ns)
 
     def _answered(self, report: reports.PorterAnswered, now_ns: int) -> None:
         answer, link = report.answer, self._porters.links[report.tier]

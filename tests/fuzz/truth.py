@@ -128,6 +128,7 @@ class Truth:
         self.config = config
         self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
         self.core.tell_more(dict)
+        self.core.tell_latency(dict)
         self.draining, self.lives = False, 1
         self.jobs: dict[int, fx.StartCopy] = {}
         self.aims: dict[int, dict[int, Spans]] = {}

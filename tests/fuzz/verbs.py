@@ -340,7 +340,7 @@ class Verbs(Actor):
             m.Pin(fingerprint=name, keys=blob, ttl_s=5),
             m.Unpin(fingerprint=name, keys=blob),
             m.Inspect(fingerprint=name, keys=blob),
-            m.Stats() if step.c % 2 else m.Ping(),
+            (m.Ping(), m.Stats(), m.Status(), m.Stats())[step.c % 4],
             (m.Warm(fingerprint=name), m.WarmStatus(warm=1), m.WarmCancel(warm=1))[step.c % 3],
         )
         self.ask(process, bodies[kind], step)

@@ -54,7 +54,8 @@ def describe(kind: Any) -> str:
     if isinstance(kind, inspect.IntType):
         return _int(kind)
     if isinstance(kind, inspect.FloatType):
-        return f"float >{number(kind.gt or 0)}..{number(kind.le or 0)}"
+        least = f">{number(kind.gt or 0)}" if kind.ge is None else number(kind.ge)
+        return f"float {least}..{number(kind.le or 0)}"
     if isinstance(kind, inspect.BytesType):
         if (kind.min_length or 0, kind.max_length) == (0, ID_BYTES):
             return f"bytes 0 or {ID_BYTES}"  # an optional identifier

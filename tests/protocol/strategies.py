@@ -18,6 +18,14 @@ from protocol import codec, messages, side
 from protocol.errors import RequestError
 from protocol.layout import CudaIpcMemory, MemfdMemory, Region, RingMemory, ShardPool
 from protocol.namespace import LayerGroup, Namespace
+from protocol.status import (
+    CopierStatus,
+    EngineStatus,
+    NamespaceStatus,
+    OpLatency,
+    ServerStatus,
+    TierStatus,
+)
 
 PACKETS: tuple[type[Any], ...] = (
     side.SideHello,
@@ -37,6 +45,12 @@ PARTS: tuple[type[Any], ...] = (
     RingMemory,
     ShardPool,
     Region,
+    ServerStatus,
+    EngineStatus,
+    NamespaceStatus,
+    TierStatus,
+    CopierStatus,
+    OpLatency,
 )
 REQUESTS: tuple[type[Any], ...] = tuple(messages.REQUEST_TYPES.values())
 REPLIES: tuple[type[Any], ...] = tuple(dict.fromkeys(messages.REPLY_TYPES.values()))
@@ -72,7 +86,8 @@ def from_type(kind: Any) -> st.SearchStrategy[Any]:
         low, high = _int(kind)
         return st.integers(low, high) | st.sampled_from((low, high))
     if isinstance(kind, inspect.FloatType):
-        return st.floats(0.001, float(kind.le or 1), allow_nan=False)
+        least = 0.001 if kind.ge is None else float(kind.ge)
+        return st.floats(least, float(kind.le or 1), allow_nan=False)
     if isinstance(kind, inspect.BytesType):
         return st.binary(min_size=kind.min_length or 0, max_size=_upto(kind, 64))
     if isinstance(kind, inspect.StrType):
@@ -132,7 +147,8 @@ def just_outside(kind: Any) -> list[Any]:
         return [*beyond, True, 1.0, "1", b"1", None]
     if isinstance(kind, inspect.FloatType):
         over = float(kind.le or 0) + 1
-        return [0.0, -1.0, over, float("nan"), float("inf"), True, "1", None]
+        zero = [0.0] if kind.ge is None else []
+        return [*zero, -1.0, over, float("nan"), float("inf"), True, "1", None]
     if isinstance(kind, inspect.BytesType):
         return [*_sized(kind, bytes), "text", 1, None, [1]]
     if isinstance(kind, inspect.StrType):

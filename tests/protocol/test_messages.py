@@ -37,6 +37,7 @@ OPERATIONS = {
     "WARM": 36,
     "WARM_STATUS": 37,
     "WARM_CANCEL": 38,
+    "STATUS": 39,
 }
 STOPS = {
     "NONE": 0,

@@ -99,6 +99,7 @@ class Tier:
     Attributes:
         number: its place among the tiers.
         name: of its figures.
+        kind: of store, for people.
         policy: what is written there, and when.
         uses: of ``Policy.AFTER_USES``.
         breaker: whether it is left alone.
@@ -122,6 +123,7 @@ class Tier:
     ) -> None:
         self.number = number
         self.name = config.name
+        self.kind = config.kind
         self.policy = config.policy
         self.uses = config.uses
         self._window_bytes = config.window_bytes

@@ -39,6 +39,7 @@ class Tiers:
 
     Attributes:
         tiers: every tier, in the order of asking; empty without lower tiers.
+        refused: those whose porter could not open them when it was last tried.
         is_barred: whether a namespace is neither to be read from a tier nor written to it.
         opened: called with a tier that may be asked again.
         closed: called with a tier that is left alone from now on.
@@ -54,6 +55,7 @@ class Tiers:
         ]
         for tier in self.tiers:
             tier.changed = self._changed
+        self.refused: set[TierId] = set()
         self.is_barred: Callable[[Tier, Fingerprint], bool] = lambda tier, fingerprint: False
         self.opened: list[Callable[[Tier], None]] = []
         self.closed: list[Callable[[Tier], None]] = []
@@ -188,8 +190,14 @@ class Tiers:
     def porter_ready(self, number: TierId, used_bytes: int, capacity_bytes: int) -> None:
         """A tier's porter runs and has opened it."""
         tier = self._tier(number)
+        self.refused.discard(number)
         if tier is not None:
             tier.ready(used_bytes, capacity_bytes)
+
+    def porter_refused(self, number: TierId) -> None:
+        """A tier's porter could not open it."""
+        if self._tier(number) is not None:
+            self.refused.add(number)
 
     def porter_lost(self, number: TierId) -> None:
         """A tier's porter is gone."""

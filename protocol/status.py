@@ -1,0 +1,185 @@
+"""What STATUS tells: the server, its engines, namespaces, tiers and copiers, and how long it takes.
+
+Purpose: every row that an operator's page or command shows, with a bound on each list and text.
+Nothing here names a token, a key or a salt. Must not know: sockets, how the server finds it out.
+Runs in: every process.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from protocol import limits
+from protocol.layout import Bytes16
+from protocol.namespace import Text
+
+ShortText = Annotated[str, Meta(max_length=limits.MAX_STATUS_CHARS)]
+Number = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+LATENCY_BOUNDS_US: Final = (
+    100,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+)
+"""Upper ends of the latency buckets, each included, in microseconds; one more bucket has no end."""
+
+NUM_BUCKETS: Final = len(LATENCY_BOUNDS_US) + 1
+
+ENGINE_STATES: Final = ("connected", "operator", "registering", "serving", "leaving")
+TIER_STATES: Final = ("starting", "up", "breaker open", "down")
+COPIER_STATES: Final = ("starting", "up", "down", "ending")
+
+
+class ServerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The server itself.
+
+    Attributes:
+        version: of the program.
+        pid: its process; 0 where it does not tell.
+        uptime_s: since it was built.
+        epoch: of this incarnation.
+        arena: which it serves.
+        endpoint: URL on which it listens.
+        draining: whether it is about to end.
+    """
+
+    version: ShortText
+    pid: Number
+    uptime_s: Seconds
+    epoch: Bytes16
+    arena: Bytes16
+    endpoint: Text
+    draining: bool = False
+
+
+class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One process with a side connection: a rank or several of an engine, or an operator.
+
+    Attributes:
+        client: name and version, as its HELLO said, cut off if long; empty before.
+        pid: its process, 0 for unknown.
+        instance: the engine; ranks in several processes have one.
+        state: one of ``ENGINE_STATES``.
+        connected_s: since it came.
+        idle_s: since its last request, or since it came.
+        namespaces: fingerprints of what it registered.
+        sessions: its registered ranks.
+        leases: of its engine, told with the lowest rank that is there.
+        quarantined_bytes: extents that were taken back and that it has not let go of.
+        requested_chunks: chunks that its LOOKUPs named.
+        hit_chunks: of these, chunks that L1 had.
+    """
+
+    client: ShortText
+    pid: Number
+    instance: Bytes16
+    state: ShortText
+    connected_s: Seconds
+    idle_s: Seconds
+    namespaces: Annotated[tuple[Bytes16, ...], Meta(max_length=limits.MAX_STATUS_NAMES)]
+    sessions: Number
+    leases: Number
+    quarantined_bytes: Number
+    requested_chunks: Number
+    hit_chunks: Number
+
+
+class NamespaceStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One namespace.
+
+    Attributes:
+        fingerprint: its name in requests.
+        name: the model, as the engines name it, cut off if long.
+        ranks: that split the model.
+        shards: parts of a chunk.
+        chunk_tokens: tokens of a chunk.
+        sessions: registered ranks that use it.
+        chunks: in L1, incomplete ones included.
+        bytes: of L1's slots that hold them.
+        pinned_chunks: under PIN; one under several counts for each.
+        idle_s: since a LOOKUP found, or a COMMIT published, some of it; at most the uptime.
+    """
+
+    fingerprint: Bytes16
+    name: ShortText
+    ranks: Number
+    shards: Number
+    chunk_tokens: Number
+    sessions: Number
+    chunks: Number
+    bytes: Number
+    pinned_chunks: Number
+    idle_s: Seconds
+
+
+class TierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One lower tier.
+
+    Attributes:
+        name: as in the figures of STATS.
+        kind: ``disk``, ``valkey`` and so on.
+        state: one of ``TIER_STATES``.
+        used_bytes: as it last said; 0 for unknown.
+        capacity_bytes: as it last said; 0 for unknown.
+        jobs: what its porter has to do.
+        waiting_puts: chunks that wait to be written.
+    """
+
+    name: ShortText
+    kind: ShortText
+    state: ShortText
+    used_bytes: Number
+    capacity_bytes: Number
+    jobs: Number
+    waiting_puts: Number
+
+
+class CopierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One copier.
+
+    Attributes:
+        name: ``host``, or the device as ``nvidia-smi -L`` names it.
+        state: one of ``COPIER_STATES``.
+        restarts: how often another one had to be started.
+        jobs: pieces of copying it has.
+        stuck: predecessors that were killed and do not end.
+    """
+
+    name: ShortText
+    state: ShortText
+    restarts: Number
+    jobs: Number
+    stuck: Number
+
+
+class OpLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long the server took over one operation, from the receipt of a request to its answer.
+
+    Attributes:
+        buckets: answers by bucket: within the first of the bounds, within the next and beyond that
+            one, and so on; the last counts those beyond all.
+        sum_us: of all.
+        count: of all.
+    """
+
+    buckets: Annotated[tuple[Number, ...], Meta(min_length=NUM_BUCKETS, max_length=NUM_BUCKETS)]
+    sum_us: Number
+    count: Number
