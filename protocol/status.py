@@ -111,6 +111,7 @@ class NamespaceStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ranks: that split the model.
         shards: parts of a chunk.
         chunk_tokens: tokens of a chunk.
+        chunk_blocks: blocks of a chunk.
         sessions: registered ranks that use it.
         chunks: in L1, incomplete ones included.
         bytes: of L1's slots that hold them.
@@ -123,6 +124,7 @@ class NamespaceStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ranks: Number
     shards: Number
     chunk_tokens: Number
+    chunk_blocks: Number
     sessions: Number
     chunks: Number
     bytes: Number

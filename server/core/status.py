@@ -150,6 +150,7 @@ class Collection:
             ranks=namespace.num_ranks,
             shards=owner.num_shards,
             chunk_tokens=namespace.tokens_per_block * namespace.chunk_blocks,
+            chunk_blocks=namespace.chunk_blocks,
             sessions=len(owner.sessions),
             chunks=len(owner.index),
             bytes=num_bytes,

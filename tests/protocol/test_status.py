@@ -46,6 +46,7 @@ def full() -> StatusReply:
         ranks=BIG,
         shards=BIG,
         chunk_tokens=BIG,
+        chunk_blocks=BIG,
         sessions=BIG,
         chunks=BIG,
         bytes=BIG,

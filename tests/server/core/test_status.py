@@ -153,7 +153,8 @@ def test_namespaces_with_their_content_the_fullest_first() -> None:
     one, other = reply.namespaces
     assert (one.chunks, one.bytes, one.pinned_chunks) == (4, 4 * 4096, 1)
     assert (other.chunks, other.bytes, other.pinned_chunks) == (1, 2 * 4096, 0)
-    assert (other.chunk_tokens, other.ranks, other.shards, other.sessions) == (64, 1, 1, 1)
+    assert (other.chunk_tokens, other.chunk_blocks) == (64, 2)
+    assert (other.ranks, other.shards, other.sessions) == (1, 1, 1)
     assert one.idle_s == pytest.approx(0, abs=0.01)
     assert other.idle_s == pytest.approx(2, abs=0.01)
     small.lookup(chain("y", 1))
