@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import TypeVar
 
 import zmq
 
@@ -26,8 +27,12 @@ from protocol.messages import (
     Request,
     Stats,
     StatsReply,
+    Status,
+    StatusReply,
 )
 from protocol.session import ClientSession
+
+B = TypeVar("B", bound=Body)
 
 
 class Asker:
@@ -59,6 +64,35 @@ class Asker:
         end_s = time.monotonic() + limit_s
         _, frame = self._session.request(body, time.monotonic_ns(), max(1, int(limit_s * 1e9)))
         return self._send(frame, end_s)
+
+    def expect(self, body: Request, kind: type[B], limit_s: float) -> B:
+        """Asks, and waits for an answer of one kind.
+
+        Args:
+            body: what.
+            kind: of the answer.
+            limit_s: longest wait, seconds.
+
+        Returns:
+            The answer.
+
+        Raises:
+            OSError: nobody answers in time.
+            KvkeepError: the server refuses, or what answers speaks another protocol.
+        """
+        answer = self.ask(body, limit_s)
+        if not isinstance(answer, kind):
+            text = f"{type(answer).__name__} came, {kind.__name__} was awaited"
+            raise ReplyMalformedError(ErrorCode.MALFORMED, text)
+        return answer
+
+    def stats(self, limit_s: float) -> dict[str, int]:
+        """The counters, sorted by name; waits and raises as ``expect`` does."""
+        return dict(sorted(self.expect(Stats(), StatsReply, limit_s).values.items()))
+
+    def status(self, limit_s: float) -> StatusReply:
+        """Who is there and how everything is; waits and raises as ``expect`` does."""
+        return self.expect(Status(), StatusReply, limit_s)
 
     def greet(self, token: Token, end_s: float) -> None:
         """Says HELLO; the same errors."""
@@ -132,10 +166,7 @@ def stats(side_path: str, limit_s: float) -> dict[str, int]:
     """
     end_s = time.monotonic() + limit_s
     with connected(side_path, limit_s, "stats") as asker:
-        reply = asker.ask(Stats(), max(0.001, end_s - time.monotonic()))
-    if not isinstance(reply, StatsReply):
-        raise ReplyMalformedError(ErrorCode.MALFORMED, "STATS was not answered with counters")
-    return dict(sorted(reply.values.items()))
+        return asker.stats(max(0.001, end_s - time.monotonic()))
 
 
 def reason(error: Exception, side_path: str) -> str:

@@ -14,7 +14,24 @@ from dataclasses import dataclass
 from protocol import endpoint as endpoints
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
-from server import configfile, tierspec
+from server import tierspec
+from server.gathering import COMMAND_LINE, Gathered, gather
+from server.gathering import unknown_variables as unknown_variables
+from server.schema import AT_EXIT as AT_EXIT
+from server.schema import (
+    INCOMPLETE_S,
+    MAX_ARENA_BYTES,
+    MAX_EXTENT_BYTES,
+    MAX_INCOMPLETE_S,
+    MIN_EXTENT_BYTES,
+    MIN_INCOMPLETE_S,
+    PROMOTE_S,
+    SETTINGS,
+)
+from server.schema import LOG_LEVELS as LOG_LEVELS
+from server.schema import MAX_PROMOTE_S as MAX_PROMOTE_S
+from server.schema import MIN_ARENA_BYTES as MIN_ARENA_BYTES
+from server.schema import MIN_PROMOTE_S as MIN_PROMOTE_S
 from server.sizes import GIB as GIB
 from server.sizes import KIB as KIB
 from server.sizes import MIB as MIB
@@ -24,41 +41,11 @@ from server.sizes import parse_size as parse_size
 from server.sizes import size_between
 from server.tierspec import TierSpec
 
-MIN_ARENA_BYTES = MIB
-MAX_ARENA_BYTES = 1 << 44
-MIN_EXTENT_BYTES = 64 * KIB
 DERIVED_EXTENT_MIN_BYTES = 64 * MIB
-MAX_EXTENT_BYTES = GIB
 EXTENTS_PER_ARENA = 16
 LEAST_EXTENTS_PER_ARENA = 4
-MIN_INCOMPLETE_S, MAX_INCOMPLETE_S, INCOMPLETE_S = 0.1, 86_400.0, 60.0
-MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S = 0.01, 3600.0, 1.0
-AT_EXIT = ("keep", "remove")
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-FILE_KEYS = (
-    "endpoint",
-    "l1-size",
-    "arena-dir",
-    "arena-at-exit",
-    "extent-size",
-    "incomplete-timeout",
-    "l2",
-    "promote-deadline",
-    "group",
-    "log-level",
-    "cgroup-root",
-)
-KEYS = (*FILE_KEYS, "config")
-ENVIRONMENT_PREFIX = "KVKEEP_"
-SIMULATION = {
-    "KVKEEP_SIMULATED_CUDA",
-    "KVKEEP_SIMULATED_CUDA_SEED",
-    "KVKEEP_SIMULATED_CUDA_DELAY_US",
-}
-"""Of tests; read by the device's copier, and by nothing of the server's own process."""
-
-CREDENTIALS = {"KVKEEP_VALKEY_USERNAME", "KVKEEP_VALKEY_PASSWORD"}
-"""Read by the porter of a tier, and by nothing of the server's own process."""
+FILE_KEYS = tuple(key for key, setting in SETTINGS.items() if setting.is_in_file)
+KEYS = tuple(SETTINGS)
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
@@ -117,45 +104,44 @@ def read(
     Raises:
         ConfigError: INVALID_URL or INVALID_CONFIG.
     """
-    user = os.geteuid() if uid is None else uid
-    given = {variable(key): environ[variable(key)] for key in KEYS if variable(key) in environ}
-    source: dict[str, str] = {}
+    return parse(gather(options, environ), environ, uid)
+
+
+def parse(gathered: Gathered, environ: Mapping[str, str], uid: int | None = None) -> ServerConfig:
+    """Checks settings that were gathered before.
+
+    Args:
+        gathered: texts and where they came from.
+        environ: environment variables, for the default endpoint.
+        uid: user whose default endpoint is meant; this process's by default.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: INVALID_URL or INVALID_CONFIG; it says where the wrong one came from.
+    """
+    given = {key: one.text for key, one in gathered.values.items()}
     try:
-        path = _folder("config", _setting("config", options, given))
-        if path:
-            from_file = configfile.read(path, FILE_KEYS)
-            source = {key: path for key in from_file if variable(key) not in given}
-            given = {variable(key): value for key, value in from_file.items()} | given
-        return _read(options, given, environ, user)
+        return _parse(given, environ, os.geteuid() if uid is None else uid)
     except ConfigError as error:
         # Who typed no option looks for the mistake in vain on the command line.
         key = str(error.detail.get("key", "endpoint"))
-        names = [source.get(key) or variable(key)]
-        if options.get(key) is not None or variable(key) not in given:
-            names.clear()
-        if error.code == ErrorCode.INVALID_URL and (key in source or not names):
+        found = gathered.values.get(key)
+        source = COMMAND_LINE if found is None else found.source
+        names = [] if source == COMMAND_LINE else [source]
+        if error.code == ErrorCode.INVALID_URL and source != variable(key):
             names.append(key)  # others begin with it
         message = ": ".join([*names, error.message])
         raise ConfigError(error.code, message, **error.detail) from error
 
 
-def _setting(key: str, options: Mapping[str, str | None], given: Mapping[str, str]) -> str:
-    typed = options.get(key)
-    return given.get(variable(key), "") if typed is None else typed
-
-
-def _read(
-    options: Mapping[str, str | None],
-    given: Mapping[str, str],
-    environ: Mapping[str, str],
-    user: int,
-) -> ServerConfig:
+def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> ServerConfig:
     def setting(key: str) -> str:
-        return _setting(key, options, given)
+        return given.get(key, "")
 
     # An endpoint that is given but empty is a mistake, not a wish for the default (B46).
-    is_given = options.get("endpoint") is not None or variable("endpoint") in given
-    url = setting("endpoint") if is_given else None
+    url = given.get("endpoint")
     if url is None:
         url = endpoints.default_url(environ, user, is_usable_folder)
     arena_bytes = _size("l1-size", setting("l1-size"), MIN_ARENA_BYTES, MAX_ARENA_BYTES)
@@ -195,20 +181,7 @@ def variable(key: str) -> str:
     Returns:
         Such as ``KVKEEP_L1_SIZE``.
     """
-    return ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
-
-
-def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Variables that look like settings and are none: a slip that would go unnoticed.
-
-    Args:
-        environ: environment variables.
-
-    Returns:
-        Names, sorted.
-    """
-    known = {variable(key) for key in KEYS} | SIMULATION | CREDENTIALS
-    return sorted(n for n in environ if n.startswith(ENVIRONMENT_PREFIX) and n not in known)
+    return SETTINGS[key].variable
 
 
 def is_usable_folder(path: str) -> bool:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Collection
 
 from protocol.errors import ConfigError, ErrorCode
+from server.schema import nearest
 
 MAX_FILE_BYTES = 64 << 10
 
@@ -31,7 +32,7 @@ def read(path: str, keys: Collection[str]) -> dict[str, str]:
             is no setting, names an unknown one, one for the second time, or one without a value.
     """
     values: dict[str, str] = {}
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(text(path).splitlines(), start=1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -39,7 +40,9 @@ def read(path: str, keys: Collection[str]) -> dict[str, str]:
         if not equals:
             raise _invalid(path, f"line {number}: expected key = value")
         if key not in keys:
-            raise _invalid(path, f"line {number}: {key[:60]!r} is none of {', '.join(keys)}")
+            meant = nearest(key, keys)
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(keys)}"
+            raise _invalid(path, f"line {number}: {key[:60]!r} is no setting: {hint}")
         if key in values:
             raise _invalid(path, f"line {number}: {key} is set twice")
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
@@ -52,7 +55,16 @@ def read(path: str, keys: Collection[str]) -> dict[str, str]:
     return values
 
 
-def _text(path: str) -> str:
+def text(path: str) -> str:
+    """The text of a small file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: it cannot be read, is no regular file, longer than 64 KiB, or
+            not UTF-8.
+    """
     try:
         # Without O_NONBLOCK a pipe would keep the start waiting.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -15,10 +15,18 @@ from protocol import __version__
 #: Command name to the module that defines it as ``command``. A further command is one line here.
 COMMANDS: Mapping[str, str] = {
     "bench": "server.cli.bench",
+    "clear": "server.cli.clear",
+    "config": "server.cli.config",
+    "delete": "server.cli.delete",
     "doctor": "server.cli.doctor",
+    "inspect": "server.cli.inspect",
     "launch": "server.cli.launch",
+    "pin": "server.cli.pin",
     "simulate": "server.cli.simulate",
     "stats": "server.cli.stats",
+    "status": "server.cli.status",
+    "top": "server.cli.top",
+    "unpin": "server.cli.unpin",
     "warm": "server.cli.warm",
 }
 

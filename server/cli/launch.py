@@ -1,96 +1,108 @@
 """``launch``: runs the cache server of this node in the foreground.
 
-Must not know: how a server is built. Runs in: the server's main process.
+Must not know: how a server is built, what a setting means (its options are ``server.schema``'s).
+Runs in: the server's main process.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import click
+
+from server.schema import SETTINGS
 
 EXIT_CONFIG = 2
 
 
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each setting of the server.
+
+    Args:
+        command: takes them by name; None, or an empty tuple, for what was not given.
+
+    Returns:
+        The command with them, as a decorator has it.
+    """
+    for setting in reversed(SETTINGS.values()):
+        command = click.option(
+            f"--{setting.key}",
+            metavar=setting.metavar,
+            multiple=setting.is_repeated,
+            hidden=not setting.is_shown,
+            help=setting.help,
+        )(command)
+    return command
+
+
+def lmcache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of LMCache's server that are understood; the help does not show them."""
+    for flag, metavar in (
+        ("--max-workers", "N"),
+        ("--eviction-policy", "NAME"),
+        ("--l1-size-gb", "GB"),
+        ("--chunk-size", "N"),
+        ("--port", "PORT"),
+        ("--host", "HOST"),
+    ):
+        command = click.option(flag, metavar=metavar, hidden=True)(command)
+    return command
+
+
+def by_key(options: dict[str, Any]) -> dict[str, str | None]:
+    """What was typed, in the words of ``config.read``.
+
+    Args:
+        options: as click passes them; changed: those of LMCache are taken out.
+
+    Returns:
+        Texts by key; None for what was not given. Lines on what has no counterpart go to stderr.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: one setting by two names, or a host that is not this one.
+    """
+    from server import lmcachenames
+    from server.sizes import invalid
+
+    foreign = {flag: options.pop(flag.replace("-", "_")) for flag in lmcachenames.FLAGS}
+    named: dict[str, str | None] = {}
+    for key, setting in SETTINGS.items():
+        value = options[key.replace("-", "_")]
+        named[key] = (" ".join(value) if value else None) if setting.is_repeated else value
+    values, notes = lmcachenames.of_flags(foreign)
+    for key, text in values.items():
+        if named[key] is not None:
+            raise invalid(key, str(named[key]), f"one of this and {text}, which other flags say")
+        named[key] = text
+    for note in notes:
+        click.echo(f"kvkeep: {note}", err=True)
+    return named
+
+
 @click.command(name="launch")
-@click.option(
-    "--endpoint",
-    metavar="URL",
-    help="Where engines connect: ipc:///absolute/path, or tcp://localhost:PORT.  "
-    "[default: kvkeep.sock in a folder of this user's own]",
-)
-@click.option(
-    "--l1-size",
-    metavar="SIZE",
-    help="Memory for the cache: bytes, or 512M, 20G, 1.5T; 1M to 16T.  "
-    "[default: half of what is free]",
-)
-@click.option(
-    "--arena-dir",
-    metavar="PATH",
-    help="Folder for the cache's files, absolute, on a tmpfs.  [default: one in /dev/shm]",
-)
-@click.option(
-    "--arena-at-exit",
-    metavar="WHAT",
-    help="keep: the next server takes the cache over.  remove: the memory is free at once.  "
-    "[default: keep]",
-)
-@click.option(
-    "--extent-size",
-    metavar="SIZE",
-    help="Length of one of these files: 64K to 1G, a multiple of 4096 bytes.  "
-    "[default: a sixteenth of the cache, 64M to 1G]",
-)
-@click.option(
-    "--l2",
-    metavar="URL",
-    multiple=True,
-    help="A tier below the cache, asked in the order given: disk:/path?size=200G, "
-    "mooncake://master:50051, valkey://host:6379 or s3://bucket/prefix. Its options follow a "
-    "question mark; docs/operations.md lists them.  [default: none]",
-)
-@click.option(
-    "--promote-deadline",
-    metavar="SECONDS",
-    help="Longest that a request waits for bytes of lower tiers, 0.01 to 3600.  [default: 1]",
-)
-@click.option(
-    "--group",
-    metavar="NAME",
-    help="Group whose members may connect as well, by name or number.  [default: this user alone]",
-)
-@click.option(
-    "--log-level",
-    metavar="LEVEL",
-    help="DEBUG, INFO, WARNING or ERROR; the log goes to stderr.  [default: WARNING]",
-)
-@click.option(
-    "--config",
-    metavar="PATH",
-    help="File with more of these options, absolute: a line  l1-size = 20G  for each.",
-)
-@click.option("--incomplete-timeout", metavar="SECONDS", hidden=True)
-@click.option("--cgroup-root", metavar="PATH", hidden=True)
-def command(l2: tuple[str, ...], **options: str | None) -> None:
+@settings_options
+@lmcache_options
+def command(**options: Any) -> None:
     """Run the server in the foreground until SIGTERM or Ctrl-C.
 
     It prints one line when engines can connect. Each option can also be given in the
     environment, as KVKEEP_ENDPOINT, KVKEEP_L1_SIZE and so on. The command line comes first, then
-    the environment, then the file of --config.
+    the environment, then the file of --config. Sizes are in bytes, or in powers of 1024.
     """
     # Read by numerics when they are first imported, below; the server has no use for threads
     # of theirs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from protocol.errors import ConfigError
-    from server import app, config
+    from server import app, config, gathering
 
-    for name in config.unknown_variables(os.environ):
-        click.echo(f"kvkeep: {name} in the environment is no setting of the server", err=True)
     try:
-        named = {name.replace("_", "-"): value for name, value in options.items()}
-        named["l2"] = " ".join(l2) if l2 else None
-        app.launch(config.read(named, os.environ))
+        gathering.refuse_unknown(os.environ)
+        gathered = gathering.gather(by_key(options), os.environ)
+        for note in gathered.notes:
+            click.echo(f"kvkeep: {note}", err=True)
+        app.launch(config.parse(gathered, os.environ))
     except ConfigError as error:
         click.echo(f"kvkeep: {error}", err=True)
         raise SystemExit(EXIT_CONFIG) from None

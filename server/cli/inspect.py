@@ -1,0 +1,184 @@
+"""``inspect``: what a running server holds, by namespace or of given prompts.
+
+Must not know: how a server is asked. Runs in: the process of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from server.cli import prefixes, reaching
+
+if TYPE_CHECKING:
+    from protocol.messages import StatusReply
+    from protocol.status import NamespaceStatus
+    from server.asking import Asker
+
+
+@click.command(name="inspect")
+@reaching.options
+@prefixes.namespace_option
+@prefixes.options
+def command(endpoint: str | None, as_json: bool, namespace: str | None, **named: Any) -> None:
+    """Show what is cached: the namespaces, one of them, or how much of some prompts.
+
+    Without --tokens and --key it lists namespaces. With one of these it says of each prompt how
+    many of its chunks are in L1, from the start on; what lower tiers have of it, a server cannot
+    tell without loading it. Nothing is touched: it does not count as a use. The exit code is 1
+    when no server answers, 3 when some of what was named is not there.
+    """
+    from protocol.errors import ConfigError
+
+    wanted = prefixes.Wanted(**named)
+    at = reaching.place(endpoint)
+    try:
+        with reaching.connected(at, "inspect") as asker:
+            status = asker.status(reaching.LIMIT_S)
+            if wanted.is_any:
+                document = of_prompts(asker, status, namespace, wanted)
+            else:
+                document = of_namespaces(status, namespace)
+    except ConfigError as error:
+        reaching.refuse(str(error))
+    if as_json:
+        reaching.show(document)
+    else:
+        click.echo(prompts_text(document) if wanted.is_any else namespaces_text(document))
+    if not document["is_whole"]:
+        raise SystemExit(reaching.EXIT_OTHER)
+
+
+def of_namespaces(status: StatusReply, namespace: str | None) -> dict[str, Any]:
+    """All namespaces, or one.
+
+    Args:
+        status: of the server.
+        namespace: as typed, or None for all.
+
+    Returns:
+        ``namespaces``, each with its facts; ``left_out``, how many more there are; ``is_whole``,
+        whether the one that was named is there.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: none is called so.
+    """
+    shown = list(status.namespaces)
+    if namespace is not None:
+        found = prefixes.find(shown, namespace)
+        shown = [] if found is None else [found]
+    return {
+        "namespaces": [row(one) for one in shown],
+        "left_out": 0 if namespace is not None else status.namespaces_more,
+        "is_whole": namespace is None or bool(shown),
+    }
+
+
+def row(one: NamespaceStatus) -> dict[str, Any]:
+    """A namespace for programs."""
+    return {
+        "fingerprint": one.fingerprint.hex(),
+        "name": one.name,
+        "ranks": one.ranks,
+        "shards": one.shards,
+        "chunk_tokens": one.chunk_tokens,
+        "chunk_blocks": one.chunk_blocks,
+        "sessions": one.sessions,
+        "chunks": one.chunks,
+        "bytes": one.bytes,
+        "pinned_chunks": one.pinned_chunks,
+        "idle_s": round(one.idle_s, 3),
+    }
+
+
+def of_prompts(
+    asker: Asker, status: StatusReply, namespace: str | None, wanted: prefixes.Wanted
+) -> dict[str, Any]:
+    """How much of each prompt is in L1.
+
+    Args:
+        asker: connected.
+        status: of the server.
+        namespace: as typed, or None for the only one.
+        wanted: the prompts.
+
+    Returns:
+        ``fingerprint``, ``chunk_tokens`` (0 for unknown), ``prompts`` with ``chunks`` and
+        ``held`` each, and ``is_whole``: whether all of them are there.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: no such namespace, or no such prompts.
+    """
+    meant = prefixes.resolve(status.namespaces, namespace, wanted)
+    rows = [
+        {"chunks": len(keys) // 16, "held": held(asker, meant.fingerprint, keys)}
+        for keys in meant.prefixes
+    ]
+    return {
+        "fingerprint": meant.fingerprint.hex(),
+        "chunk_tokens": meant.chunk_tokens,
+        "prompts": rows,
+        "is_whole": all(one["held"] == one["chunks"] for one in rows),
+    }
+
+
+def held(asker: Asker, fingerprint: bytes, keys: bytes) -> int:
+    """Leading chunks of a prefix that are in L1; none of a namespace that is not known.
+
+    Args:
+        asker: connected.
+        fingerprint: of the namespace.
+        keys: 16 bytes each.
+    """
+    from protocol.errors import ErrorCode, KvkeepError
+    from protocol.messages import ChunkCountReply, Inspect
+
+    body = Inspect(fingerprint=fingerprint, keys=keys)
+    try:
+        return asker.expect(body, ChunkCountReply, reaching.LIMIT_S).chunks
+    except KvkeepError as error:
+        if error.code != ErrorCode.UNKNOWN_NAMESPACE:
+            raise
+        return 0
+
+
+def prompts_text(document: dict[str, Any]) -> str:
+    """What ``of_prompts`` found, for people."""
+    lines = []
+    tokens = document["chunk_tokens"]
+    for number, one in enumerate(document["prompts"], start=1):
+        of_tokens = f" ({one['held'] * tokens:,} tokens)" if tokens else ""
+        lines.append(f"prompt {number}: {one['held']} of {one['chunks']} chunks in L1{of_tokens}")
+    return "\n".join(lines)
+
+
+def namespaces_text(document: dict[str, Any]) -> str:
+    """What ``of_namespaces`` found, for people."""
+    from server.cli.tables import FINGERPRINT_SHOWN, Column, plain, span, table
+    from server.sizes import format_size
+
+    rows = [
+        [
+            one["fingerprint"][:FINGERPRINT_SHOWN],
+            plain(one["name"]),
+            f"{one['chunks']:,}",
+            format_size(one["bytes"]),
+            f"{one['chunks'] * one['chunk_tokens']:,}",
+            f"{one['pinned_chunks']:,}",
+            str(one["sessions"]),
+            span(one["idle_s"]),
+        ]
+        for one in document["namespaces"]
+    ]
+    if not rows:
+        return "nothing is cached: no namespace has content or engines"
+    columns = [
+        Column("namespace"),
+        Column("model", can_shrink=True),
+        *(Column(name, is_number=True) for name in ("chunks", "bytes", "tokens", "pinned")),
+        Column("ranks", is_number=True),
+        Column("unused for", is_number=True),
+    ]
+    more = f"\n... and {document['left_out']} more" if document["left_out"] else ""
+    return table(columns, rows) + more
