@@ -12,6 +12,7 @@ import pytest
 import adapter.config
 import adapter.serverurl
 from protocol.errors import ConfigError
+from protocol.figures import FAMILIES, FIGURES, TIER_FIGURES, find
 from server import asking, config
 from server.cli.launch import command
 from server.core.tiers.misses import Miss
@@ -162,6 +163,17 @@ def test_what_a_live_server_counts_is_described(short_dir: Path, shm_dir: Path) 
     names = [n for n in counted if not n.startswith(("error_", "complaint_"))]
     unknown = [n for n in names if n not in described_counters()]
     assert unknown == []
+    assert [name for name in counted if find(name) is None] == []
+
+
+def test_the_table_of_figures_has_what_is_described_and_nothing_else() -> None:
+    """What ``protocol.figures`` exports is what operators read about."""
+    single = {name for name in described_counters() if "…" not in name}
+    assert single - {f"miss_chunks_{reason.value}" for reason in Miss} == set(FIGURES)
+    families = {name.partition("…")[0] for name in described_counters() if "…" in name}
+    of_families = {family.removesuffix("GPU-").removesuffix("_") for family in families}
+    assert of_families - {"tier"} == set(FAMILIES) - {"miss_chunks"}
+    assert of_tiers() == set(TIER_FIGURES) | {reason.value for reason in Miss}
 
 
 def test_the_log_lines_described_are_in_the_code() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from protocol import codec, endpoint, errors, extents, frames, keys, layout, side
+from protocol import codec, endpoint, errors, extents, figures, frames, keys, layout, side
 from protocol import messages as m
 from protocol.errors import ErrorCode, KvkeepError
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, Token
@@ -35,6 +35,7 @@ def stray_calls() -> None:
     _refused_values()
     _shapes()
     _places()
+    _figures()
 
 
 def _refused(call: Callable[[], object]) -> None:
@@ -82,6 +83,17 @@ def _server_half() -> None:
     packet = side.PoolAccepted(pool=b"p" * 16)
     require(side.unpack_from_server(side.pack(packet)) == packet, "a packet: changed")
     require(m.as_plain(m.Done()) == {}, "a body: not plain")
+
+
+def _figures() -> None:
+    for name, is_known in (
+        ("chunks", True),
+        ("tier_t_up", True),
+        ("tier_t_x", False),
+        ("x", False),
+    ):
+        require((figures.find(name) is not None) is is_known, f"a figure: {name}")
+    require(figures.find("error_busy") is not None, "a figure of a family: none")
 
 
 def _refused_values() -> None:
