@@ -1,0 +1,134 @@
+"""What a server's answers to STATUS and STATS come to: one document, and what is wrong.
+
+Must not know: how a server is asked, how it is shown. Runs in: the process of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protocol.messages import StatusReply
+from protocol.status import EngineStatus, OpLatency
+
+QUANTILES = (0.5, 0.99)
+
+
+def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
+    """All that a server told of itself, as plain values.
+
+    Args:
+        status: its answer to STATUS.
+        stats: its counters, asked right after.
+
+    Returns:
+        ``healthy`` and ``reasons``; ``server``, ``l1``, ``hits``, ``engines``, ``tiers``,
+        ``copiers``, ``namespaces`` and ``latency``.
+    """
+    wrong = reasons(status)
+    server = status.server
+    return {
+        "healthy": not wrong,
+        "reasons": wrong,
+        "server": {
+            "version": server.version,
+            "pid": server.pid,
+            "uptime_s": round(server.uptime_s, 3),
+            "endpoint": server.endpoint,
+            "epoch": server.epoch.hex(),
+            "arena": server.arena.hex(),
+            "draining": server.draining,
+        },
+        "l1": l1(status, stats),
+        "hits": hits(stats),
+        "engines": [engine(one) for one in status.engines if one.state != "operator"],
+        "engines_more": status.engines_more,
+        "tiers": [_plain(one) for one in status.tiers],
+        "copiers": [_plain(one) for one in status.copiers],
+        "namespaces": [
+            {**_plain(one), "fingerprint": one.fingerprint.hex()} for one in status.namespaces
+        ],
+        "namespaces_more": status.namespaces_more,
+        "latency": {
+            name: latency(status.latency_bounds_us, one) for name, one in status.latency.items()
+        },
+    }
+
+
+def reasons(status: StatusReply) -> list[str]:
+    """What is not as it should be, one line each; empty where all is well."""
+    found = ["the server is ending"] if status.server.draining else []
+    for copier in status.copiers:
+        if copier.state not in ("up", "ending"):
+            found.append(f"the copier of {copier.name} is {copier.state}: nothing is saved")
+        if copier.stuck:
+            found.append(f"{copier.stuck} copiers of {copier.name} were killed and do not end")
+    for tier in status.tiers:
+        if tier.state != "up":
+            text = {"breaker open": "left alone for a while, after failures"}
+            found.append(f"tier {tier.name} is {text.get(tier.state, tier.state)}")
+    return found
+
+
+def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
+    """The cache in memory: bytes and chunks."""
+    return {
+        "capacity_bytes": stats.get("arena_bytes", 0),
+        "extent_bytes": stats.get("arena_used_bytes", 0),
+        "content_bytes": sum(one.bytes for one in status.namespaces),
+        "quarantined_bytes": stats.get("arena_quarantined_bytes", 0),
+        "chunks": stats.get("chunks", 0),
+        "evicted_chunks": stats.get("evicted_chunks", 0),
+    }
+
+
+def hits(stats: Mapping[str, int]) -> dict[str, int]:
+    """How much of what was asked for was there: chunks since the server's start."""
+    return {
+        "requested_chunks": stats.get("lookup_chunks", 0),
+        "hit_chunks": stats.get("hit_chunks", 0),
+        "retrieved_chunks": stats.get("retrieved_chunks", 0),
+        "published_chunks": stats.get("published_chunks", 0),
+    }
+
+
+def engine(one: EngineStatus) -> dict[str, Any]:
+    """One engine for programs."""
+    return {
+        **_plain(one),
+        "instance": one.instance.hex(),
+        "namespaces": [name.hex() for name in one.namespaces],
+    }
+
+
+def latency(bounds_us: Sequence[int], one: OpLatency) -> dict[str, float | int]:
+    """How long one operation took, in microseconds.
+
+    Returns:
+        ``count``, ``mean_us``, and the upper ends of the buckets that median and 99th percentile
+        are in (of the last bucket, which has none, that of the one before).
+    """
+    found: dict[str, float | int] = {
+        "count": one.count,
+        "mean_us": round(one.sum_us / one.count, 1) if one.count else 0,
+    }
+    for share in QUANTILES:
+        found[f"p{share * 100:g}_us"] = _quantile(bounds_us, one.buckets, share)
+    return found
+
+
+def _quantile(bounds_us: Sequence[int], buckets: Sequence[int], share: float) -> int:
+    total, upto = sum(buckets), 0
+    for bound, count in zip(bounds_us, buckets, strict=False):
+        upto += count
+        if upto >= share * total:
+            return bound if total else 0
+    return bounds_us[-1] if bounds_us else 0
+
+
+def _plain(one: Any) -> dict[str, Any]:
+    return {name: _rounded(getattr(one, name)) for name in one.__struct_fields__}
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value

@@ -1,0 +1,167 @@
+"""``status``: how a running server is, on one screen.
+
+Must not know: how a server is asked. Runs in: the process of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from server.cli import reaching
+
+MAX_ROWS = 12
+"""Rows of each table; the rest is counted. ``--json`` has all that the server tells."""
+
+
+@click.command(name="status")
+@reaching.options
+def command(endpoint: str | None, as_json: bool) -> None:
+    """Show how a running server is: its fill, hits, engines, tiers and copiers.
+
+    The exit code is 0 when all is well, 1 when no server answers, 3 when something is not as it
+    should be; it says what.
+    """
+    from server.cli import overview
+
+    at = reaching.place(endpoint)
+    with reaching.connected(at, "status") as asker:
+        status = asker.status(reaching.LIMIT_S)
+        document = overview.document(status, asker.stats(reaching.LIMIT_S))
+    if as_json:
+        reaching.show(document)
+    else:
+        click.echo(text(document))
+    if not document["healthy"]:
+        raise SystemExit(reaching.EXIT_OTHER)
+
+
+def text(document: dict[str, Any]) -> str:
+    """The whole screen.
+
+    Args:
+        document: of ``overview.document``.
+    """
+    parts = [head(document), engines(document), tiers(document), copiers(document)]
+    parts.append(namespaces(document))
+    return "\n\n".join(part for part in parts if part)
+
+
+def head(document: dict[str, Any]) -> str:
+    """The lines above the tables."""
+    from server.cli.tables import plain, share, span
+    from server.sizes import format_size
+
+    server, l1, hits = document["server"], document["l1"], document["hits"]
+    health = "healthy" if document["healthy"] else "; ".join(document["reasons"])
+    used, whole = l1["extent_bytes"], l1["capacity_bytes"]
+    lines = [
+        f"kvkeep {plain(server['version'])} at {plain(server['endpoint'])}, pid {server['pid']}, "
+        f"up {span(server['uptime_s'])}: {health}",
+        f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}), "
+        f"{format_size(l1['content_bytes'])} in {l1['chunks']:,} chunks; "
+        f"{l1['evicted_chunks']:,} evicted",
+        f"hits   {share(hits['hit_chunks'], hits['requested_chunks'])} of "
+        f"{hits['requested_chunks']:,} chunks asked for; {hits['retrieved_chunks']:,} loaded, "
+        f"{hits['published_chunks']:,} saved",
+    ]
+    if l1["quarantined_bytes"]:
+        size = format_size(l1["quarantined_bytes"])
+        lines.append(f"       {size} wait for engines, or former ones, to let go of them")
+    asked = document["latency"].get("LOOKUP")
+    if asked:
+        lines.append(
+            f"LOOKUP {asked['count']:,} answered, half of them within {asked['p50_us'] / 1000:g} "
+            f"ms, 99 % within {asked['p99_us'] / 1000:g} ms"
+        )
+    return "\n".join(lines)
+
+
+def engines(document: dict[str, Any]) -> str:
+    """A row for each engine's process."""
+    from server.cli.tables import Column, plain, share, span, table
+    from server.sizes import format_size
+
+    rows = [
+        [
+            plain(one["client"]) or "?",
+            str(one["pid"]),
+            one["state"],
+            span(one["connected_s"]),
+            span(one["idle_s"]),
+            str(one["sessions"]),
+            str(one["leases"]),
+            share(one["hit_chunks"], one["requested_chunks"]),
+            format_size(one["quarantined_bytes"]) if one["quarantined_bytes"] else "-",
+        ]
+        for one in document["engines"]
+    ]
+    if not rows:
+        return "no engine is connected"
+    columns = [Column("engine", can_shrink=True), Column("pid", is_number=True), Column("state")]
+    names = ("here for", "last heard", "ranks", "leases", "hits", "holds back")
+    columns += [Column(name, is_number=True) for name in names]
+    more = document["engines_more"] + max(0, len(rows) - MAX_ROWS)
+    return table(columns, rows[:MAX_ROWS]) + left_out(more)
+
+
+def tiers(document: dict[str, Any]) -> str:
+    """A row for each lower tier; nothing where there is none."""
+    from server.cli.tables import Column, share, table
+    from server.sizes import format_size
+
+    rows = []
+    for one in document["tiers"]:
+        used, whole = one["used_bytes"], one["capacity_bytes"]
+        fill = f"{format_size(used)} of {format_size(whole)}" if whole else "unknown"
+        row = [one["name"], one["kind"], one["state"], fill, share(used, whole)]
+        rows.append([*row, str(one["jobs"]), f"{one['waiting_puts']:,}"])
+    if not rows:
+        return ""
+    columns = [Column("tier"), Column("kind"), Column("state"), Column("holds", is_number=True)]
+    columns += [Column(name, is_number=True) for name in ("full", "jobs", "to write")]
+    return table(columns, rows)
+
+
+def copiers(document: dict[str, Any]) -> str:
+    """A row for each copier."""
+    from server.cli.tables import Column, table
+
+    rows = [
+        [one["name"], one["state"], str(one["restarts"]), str(one["jobs"])]
+        for one in document["copiers"]
+    ]
+    columns = [Column("copier"), Column("state")]
+    columns += [Column(name, is_number=True) for name in ("restarts", "jobs")]
+    return table(columns, rows[:MAX_ROWS]) + left_out(len(rows) - MAX_ROWS)
+
+
+def namespaces(document: dict[str, Any]) -> str:
+    """A row for each of the fullest namespaces."""
+    from server.cli.tables import FINGERPRINT_SHOWN, Column, plain, span, table
+    from server.sizes import format_size
+
+    rows = [
+        [
+            one["fingerprint"][:FINGERPRINT_SHOWN],
+            plain(one["name"]),
+            f"{one['chunks']:,}",
+            format_size(one["bytes"]),
+            f"{one['pinned_chunks']:,}",
+            span(one["idle_s"]),
+        ]
+        for one in document["namespaces"]
+    ]
+    if not rows:
+        return ""
+    columns = [Column("namespace"), Column("model", can_shrink=True)]
+    names = ("chunks", "bytes", "pinned", "unused for")
+    columns += [Column(name, is_number=True) for name in names]
+    more = document["namespaces_more"] + max(0, len(rows) - MAX_ROWS)
+    return table(columns, rows[:MAX_ROWS]) + left_out(more)
+
+
+def left_out(count: int) -> str:
+    """A line for rows that are not shown."""
+    return f"\n... and {count} more" if count > 0 else ""
