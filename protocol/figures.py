@@ -93,6 +93,7 @@ FIGURES: dict[str, Figure] = {
     "warmed_chunks": _counter("Chunks that warm jobs loaded"),
     "warmed_bytes": _counter("Bytes that warm jobs loaded", Unit.BYTES),
     "extents_failed": _counter("Extents that could not be made"),
+    "web_restarts": _counter("Times that another web process had to be started"),
     "internal_errors": _counter("Faults of the server's own"),
     "loop_bursts": _counter("Times that the main thread was at one thing"),
     "loop_bursts_over_300_us": _counter("Of those, times that took more than 300 us of CPU"),
@@ -126,6 +127,7 @@ FIGURES: dict[str, Figure] = {
     "device_copiers": _gauge("Devices that have a copier"),
     "copiers_stuck": _gauge("Copiers that were killed and do not end"),
     "copies_stranded": _gauge("Pieces of work that stuck copiers had"),
+    "web_pid": _gauge("The web process; 0 while none runs"),
     "replies_owed": _gauge("Requests being worked on, the asking one included"),
 }
 """Figures that there is one of, by name."""

@@ -38,12 +38,11 @@ from server.shell.awaited import Awaited
 from server.shell.complaints import Complaints
 from server.shell.copiers import CopierLink
 from server.shell.devicecopiers import DeviceCopiers
+from server.shell.endpointlock import lock_endpoint
 from server.shell.extents import Allocator
-from server.shell.folders import why_not_made
 from server.shell.guard import Guard
 from server.shell.heap import Heap, use_small_pages
 from server.shell.journal import STDOUT, Journal
-from server.shell.lock import FileLock, owner_line
 from server.shell.loop import Loop, ThreadDiedError, make_socket
 from server.shell.peers import SideSocket
 from server.shell.porters import Porters
@@ -51,6 +50,7 @@ from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
 from server.shell.sdnotify import Notifier
 from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
+from server.shell.webchild import WebChild
 from server.tierspec import TierSpec
 
 _log = logging.getLogger("kvkeep.server")
@@ -91,7 +91,9 @@ class Server:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket_file = SocketFile(config.endpoint.path)
         self._watched: list[SocketFile] = []
-        self._lock = _lock_endpoint(config, self._access, self._socket_file)
+        self._lock = lock_endpoint(
+            config.endpoint, config.runtime_dir, self._access, self._socket_file
+        )
         try:
             self._arena = arenas.Arena(
                 config.arena_dir or arenas.default_directory(config.endpoint.url, os.geteuid())
@@ -179,6 +181,10 @@ class Server:
         self._guard = Guard(
             self._config.endpoint, self._sides.pids, core.accounted_bytes, self._complaints
         )
+        self._web: WebChild | None = None
+        if self._config.http:
+            self._web = WebChild(self._side_path, self._config.http, self._complaints)
+            core.tell_more(self._web.figures)
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
         core.tell_more(self._devices.figures)
@@ -264,6 +270,8 @@ class Server:
                 **self._porters.threads(),
             }
             self._say_ready()
+            if self._web is not None:
+                self._web.start()
             calm_collector()
             self._loop.run()
         finally:
@@ -332,6 +340,8 @@ class Server:
     def _close(self) -> None:
         """Children first: they write into extents, which go next. Then what engines connect to."""
         self._socket_file.remove()
+        if self._web is not None:
+            self._web.abandon()
         self._supervisor.abandon()
         self._porters.abandon()
         ended = self._devices.close(_END_LIMIT_S)
@@ -340,6 +350,8 @@ class Server:
         ended = self._guard.stop(_END_LIMIT_S) and ended
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
+        if self._web is not None:
+            ended = self._web.stop(_END_LIMIT_S) and ended
         if ended:
             self._loop.actions.close()
             for reporter in self._reporters.values():
@@ -369,44 +381,6 @@ def _tier_config(spec: TierSpec) -> TierConfig:
     if spec.bandwidth_bytes_s:
         window_bytes = min(window_bytes, spec.bandwidth_bytes_s // 2)
     return TierConfig(spec.name, spec.policy, spec.uses, window_bytes, spec.kind)
-
-
-def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: SocketFile) -> FileLock:
-    path = config.endpoint.lock_path(config.runtime_dir)
-    folder = os.path.dirname(path)
-    owner = owner_line()
-    try:
-        if folder == config.runtime_dir:
-            who.make_folder(folder)
-        elif not os.path.isdir(folder):
-            os.mkdir(folder, 0o700)
-            who.make_folder(folder)
-        who.check_reach(folder)
-    except ConfigError as error:
-        if "path" not in error.detail:
-            raise
-        text = f"endpoint {config.endpoint.url}: {error.message}"
-        raise ConfigError(error.code, text, **error.detail) from error
-    except OSError as error:
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG,
-            f"endpoint {config.endpoint.url}: the folder {folder} cannot be made: "
-            f"{why_not_made(folder, error)}",
-        ) from error
-    lock = FileLock(path, owner, f"the endpoint {config.endpoint.url}")
-    try:
-        if not config.endpoint.is_tcp:
-            socket_file.make_way()  # ZMQ would remove whatever lies there
-    except ConfigError:
-        lock.release()
-        raise
-    except OSError as error:
-        lock.release()
-        raise ConfigError(
-            ErrorCode.INVALID_CONFIG,
-            f"endpoint {config.endpoint.url}: what lies there cannot be removed: {error.strerror}",
-        ) from error
-    return lock
 
 
 def launch(config: ServerConfig) -> None:

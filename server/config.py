@@ -40,6 +40,7 @@ from server.sizes import invalid as _invalid
 from server.sizes import parse_size as parse_size
 from server.sizes import size_between
 from server.tierspec import TierSpec
+from server.web import listen
 
 DERIVED_EXTENT_MIN_BYTES = 64 * MIB
 EXTENTS_PER_ARENA = 16
@@ -67,6 +68,7 @@ class ServerConfig:
         promote_deadline_s: longest that bytes of lower tiers are waited for, for one request.
         group: name or number of the group whose members may connect, or empty for nobody but this
             user.
+        http: ``HOST:PORT`` where pages and metrics are served, or empty for nowhere.
         log_level: of the server's log on stderr.
         cgroup_root: where control groups are mounted.
     """
@@ -81,6 +83,7 @@ class ServerConfig:
     tiers: tuple[TierSpec, ...] = ()
     promote_deadline_s: float = PROMOTE_S
     group: str = ""
+    http: str = ""
     log_level: str = "WARNING"
     cgroup_root: str = "/sys/fs/cgroup"
 
@@ -93,8 +96,8 @@ def read(
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
             ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
-            ``group``, ``log-level``, ``cgroup-root``, ``config``: a file with more of them); None
-            for what was not given.
+            ``group``, ``http``, ``log-level``, ``cgroup-root``, ``config``: a file with more of
+            them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -167,6 +170,7 @@ def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> S
             (MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S),
         ),
         group=setting("group").strip(),
+        http=_http(setting("http")),
         log_level=_log_level(setting("log-level")),
         cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
     )
@@ -218,6 +222,16 @@ def _at_exit(text: str) -> str:
     if wanted not in AT_EXIT:
         raise _invalid("arena-at-exit", text, " or ".join(AT_EXIT))
     return wanted
+
+
+def _http(text: str) -> str:
+    if not text.strip():
+        return ""
+    try:
+        return listen.parse(text).netloc()
+    except ValueError:
+        valid = "[HOST:]PORT, as in 9177, 0.0.0.0:9177 or [::1]:9177"
+        raise _invalid("http", text, valid) from None
 
 
 def _log_level(text: str) -> str:

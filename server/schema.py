@@ -152,6 +152,14 @@ _ALL = (
         "Group whose members may connect as well",
     ),
     Setting(
+        "http",
+        "[HOST:]PORT",
+        "an address",
+        "a port, or a name or address of this machine and a port; 127.0.0.1 without one",
+        "off",
+        "Where to serve /metrics, /healthz, /readyz and a page for people",
+    ),
+    Setting(
         "log-level",
         "LEVEL",
         "a word",

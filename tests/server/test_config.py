@@ -243,3 +243,18 @@ def test_the_deadline_of_promotions_is_in_seconds() -> None:
 def test_variables_with_credentials_of_tiers_are_none_of_a_slip() -> None:
     environ = {"KVKEEP_VALKEY_USERNAME": "x", "KVKEEP_VALKEY_PASSWORD": "y"}
     assert config.unknown_variables(environ) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("9177", "127.0.0.1:9177"), ("0.0.0.0:0", "0.0.0.0:0"), ("[::1]:80", "[::1]:80"), (" ", "")],
+)
+def test_where_pages_are_served(text: str, address: str) -> None:
+    assert config.read({**ENDPOINT, "http": text}, {}).http == address
+    assert config.read(ENDPOINT, {"KVKEEP_HTTP": text}).http == address
+
+
+@pytest.mark.parametrize("wrong", ["x", "70000", "[::1]", "a b:1"])
+def test_an_address_that_is_none_names_what_is_valid(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"http.*\[HOST:\]PORT"):
+        config.read({**ENDPOINT, "http": wrong}, {})
