@@ -1,0 +1,333 @@
+// The dashboard: asks /api/status every five seconds and shows what it says. Every text of the
+// server's is put in as text, never as markup.
+"use strict";
+
+(() => {
+  const EVERY_MS = 5000, PATIENCE_MS = 8000, KEPT = 720, WINDOW_S = 60;
+  const byId = (id) => document.getElementById(id);
+  let points = [], told = null, minutes = 15, lost = "", isAsking = false;
+
+  // --- numbers for people ---------------------------------------------------------------------
+
+  function bytes(value) {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let unit = 0;
+    while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit++; }
+    return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+  }
+  const rate = (value) => (value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(1));
+  const whole = (value) => value.toLocaleString("en");
+  const percent = (value) => `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  function duration(seconds) {
+    if (seconds < 60) return `${Math.floor(seconds)} s`;
+    if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+    if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+    return `${Math.floor(seconds / 86400)} days`;
+  }
+  function took(micros) {
+    if (micros === null) return "–";
+    if (micros < 1000) return `${Math.round(micros)} µs`;
+    if (micros < 1e6) return `${(micros / 1000).toFixed(micros < 1e4 ? 1 : 0)} ms`;
+    return `${(micros / 1e6).toFixed(1)} s`;
+  }
+
+  // --- elements -------------------------------------------------------------------------------
+
+  function element(name, options, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(options || {})) {
+      if (key === "text") made.textContent = value;
+      else if (key === "class") made.className = value;
+      else made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+  }
+  const mark = (text, state) => element("span", { class: "mark", "data-state": state, text });
+  const empty = (text) => element("p", { class: "empty", text });
+
+  /** A table whose rows become cards on a narrow screen; roles stay what they were. */
+  function table(caption, columns, rows) {
+    const head = element("tr", { role: "row" });
+    for (const column of columns) {
+      head.append(element("th", { scope: "col", role: "columnheader", class: column.kind || "", text: column.title }));
+    }
+    const body = element("tbody", { role: "rowgroup" });
+    for (const row of rows) {
+      const line = element("tr", { role: "row" });
+      row.forEach((value, index) => {
+        const kind = columns[index].kind || "";
+        const cell = index === 0
+          ? element("th", { scope: "row", role: "rowheader", class: kind })
+          : element("td", { role: "cell", class: kind, "data-label": columns[index].title });
+        // One box for it all, so that a narrow screen has two: the column's name and this.
+        cell.append(element("span", {}, ...(Array.isArray(value) ? value : [value])));
+        line.append(cell);
+      });
+      body.append(line);
+    }
+    return element("table", { class: "stack", role: "table" },
+      element("caption", { text: caption }), element("thead", { role: "rowgroup" }, head), body);
+  }
+
+  // --- what is told, as series ----------------------------------------------------------------
+
+  const figure = (name) => told.history.figures.indexOf(name);
+
+  /** How much a counter rose between two points; null over a gap or another start of the server. */
+  function risen(before, after, read) {
+    if (!before || !after || before.length < 2 || after.length < 2) return null;
+    const rise = read(after) - read(before);
+    return rise >= 0 ? rise : null;
+  }
+  const counter = (name) => { const index = figure(name); return (point) => point[1][index]; };
+
+  function rates(reads) {
+    return points.slice(1).map((point, index) => {
+      const before = points[index], passed = point[0] - before[0];
+      // Points lie five seconds apart; a longer way is a time in which nobody looked.
+      const isGap = passed <= 0 || passed > 30;
+      return [point[0], ...reads.map((read) => {
+        const rise = isGap ? null : risen(before, point, read);
+        return rise === null ? null : rise / passed;
+      })];
+    });
+  }
+
+  /** The point that lies so many seconds before another, in one unbroken life of the server. */
+  function earlier(index, seconds) {
+    let found = index;
+    while (found > 0 && points[index][0] - points[found][0] < seconds) {
+      if (risen(points[found - 1], points[found], counter("requests")) === null) break;
+      found--;
+    }
+    return found;
+  }
+
+  function ratios() {
+    const requested = counter("lookup_chunks"), hit = counter("hit_chunks"), loaded = counter("retrieved_chunks");
+    return points.map((point, index) => {
+      const before = points[earlier(index, WINDOW_S)];
+      const asked = risen(before, point, requested);
+      if (!asked) return [point[0], null, null];
+      return [point[0], risen(before, point, hit) / asked, Math.min(1, risen(before, point, loaded) / asked)];
+    });
+  }
+
+  /** Over the last seconds: how much a counter rose, and in how long. */
+  function lately(name, seconds) {
+    if (!points.length) return null;
+    const last = points.length - 1, first = earlier(last, seconds);
+    const rise = risen(points[first], points[last], counter(name));
+    const passed = points[last][0] - points[first][0];
+    return rise === null || !passed ? null : { rise, passed };
+  }
+
+  // --- the parts of the page ------------------------------------------------------------------
+
+  function showState() {
+    const pill = byId("state"), notice = byId("notice");
+    const failed = told ? told.checks.filter((check) => !check.good) : [];
+    let text = "ready", state = "good", why = "";
+    if (lost) {
+      [text, state] = ["no answer", "bad"];
+      why = `This page gets no answer: ${lost}. It is served beside the server and ends with it.`;
+    } else if (!told.answers) {
+      [text, state] = ["no answer", "bad"];
+      why = `The server does not answer: ${told.why}.`;
+    } else if (failed.length) {
+      [text, state] = ["not ready", "warn"];
+    }
+    if (why && told && told.answered_at) why += ` What is shown below is from ${Charts.clock(told.answered_at, true)}.`;
+    if (pill.textContent !== text) pill.textContent = text;
+    pill.dataset.state = state;
+    if (notice.textContent !== why) notice.textContent = why;
+    notice.hidden = !why;
+    document.title = why ? "kvkeep: no answer" : "kvkeep";
+  }
+
+  function tile(name, value, below) {
+    return element("div", {}, element("dt", { text: name }), element("dd", { text: value }), element("dd", { text: below }));
+  }
+
+  function showTiles() {
+    const status = told.status, stats = told.stats;
+    const asked = lately("lookup_chunks", 300), hits = lately("hit_chunks", 300);
+    const requests = lately("requests", WINDOW_S), evicted = lately("evicted_chunks", WINDOW_S);
+    const held = status ? status.namespaces.reduce((sum, space) => sum + space.bytes, 0) : stats.arena_used_bytes || 0;
+    const engines = status ? status.engines.filter((engine) => engine.state !== "operator") : [];
+    const serving = engines.filter((engine) => engine.state === "serving").length;
+    const lookup = status ? status.latency.ops.LOOKUP : undefined;
+    byId("tiles").replaceChildren(
+      tile("Hit ratio, 5 min", asked && asked.rise ? percent(hits.rise / asked.rise) : "–",
+        asked && asked.rise ? `of ${whole(asked.rise)} chunks asked for` : "nothing was asked for"),
+      tile("Cached in L1", bytes(held), `of ${bytes(stats.arena_bytes || 0)}, ${whole(stats.chunks || 0)} chunks`),
+      tile("Engines", status ? whole(serving) : whole(stats.instances || 0),
+        status ? `serving, of ${whole(engines.length + status.engines_more)} processes here` : "registered"),
+      tile("Requests a second", requests ? rate(requests.rise / requests.passed) : "–", `${whole(stats.requests || 0)} in all`),
+      tile("Evicted a second", evicted ? rate(evicted.rise / evicted.passed) : "–", `${whole(stats.evicted_chunks || 0)} chunks in all`),
+      tile("LOOKUP, p99", lookup ? took(lookup.p99_us) : "–", lookup ? `of ${whole(lookup.recent)}, 5 min` : "none so far"),
+    );
+  }
+
+  function showCharts() {
+    const to = told.now, from = to - minutes * 60;
+    const shown = (rows) => rows.filter((row) => row[0] >= from);
+    const common = { from, to };
+    Charts.draw(byId("chart-ratio"), { ...common, label: "Hit ratio", series: ["hit", "loaded"], rows: shown(ratios()), format: percent, most: 1 });
+    Charts.draw(byId("chart-chunks"), { ...common, label: "Chunks a second", series: ["stored", "evicted"],
+      rows: shown(rates([counter("published_chunks"), counter("evicted_chunks")])), format: rate });
+    Charts.draw(byId("chart-copies"), { ...common, label: "Copied a second", series: ["copied"],
+      rows: shown(rates([counter("copied_bytes")])), format: bytes });
+    const names = told.status ? told.status.tiers.map((tier) => tier.name).slice(0, 4) : [];
+    byId("card-tiers").hidden = !names.length;
+    if (!names.length) return;
+    const got = told.history.tier_figures.indexOf("get_bytes");
+    const reads = names.map((name) => (point) => (point[2][name] ? point[2][name][got] : 0));
+    Charts.draw(byId("chart-tiers"), { ...common, label: "Brought up a second", series: names, rows: shown(rates(reads)), format: bytes });
+  }
+
+  function tierRow(name, kind, state, isGood, used, capacity, more) {
+    const head = element("div", { class: "tier-head" },
+      element("span", {}, element("b", { text: name }), element("span", { class: "quiet", text: kind })),
+      mark(state, isGood ? "good" : "bad"));
+    const row = element("div", { class: "tier" }, head);
+    const share = capacity ? used / capacity : 0;
+    if (capacity) row.append(Charts.meter(share, `${name} is full to`));
+    const fill = capacity ? `${bytes(used)} of ${bytes(capacity)}, ${percent(share)}` : used ? bytes(used) : "fill unknown";
+    row.append(element("p", { class: "quiet", text: [fill, ...more].join(" · ") }));
+    return row;
+  }
+
+  function showTiers() {
+    const stats = told.stats, status = told.status;
+    const held = status ? status.namespaces.reduce((sum, space) => sum + space.bytes, 0) : stats.arena_used_bytes || 0;
+    const quarantined = stats.arena_quarantined_bytes || 0;
+    const rows = [tierRow("L1", "shared memory", told.answers ? "up" : "no answer", told.answers, held, stats.arena_bytes || 0, [
+      `${whole(stats.pinned_prefixes || 0)} pinned prefixes`, `${whole(stats.leases || 0)} leases`,
+      ...(quarantined ? [`${bytes(quarantined)} in quarantine`] : [])])];
+    for (const tier of status ? status.tiers : []) {
+      const of = (name) => stats[`tier_${tier.name}_${name}`] || 0;
+      rows.push(tierRow(tier.name, tier.kind, tier.state, tier.state === "up", tier.used_bytes, tier.capacity_bytes, [
+        `${whole(of("hit_chunks"))} chunks brought up`, `${bytes(of("put_bytes"))} written`,
+        `${whole(tier.jobs)} jobs`, `${whole(tier.waiting_puts)} wait to be written`,
+        ...(of("errors") ? [`${whole(of("errors"))} errors`] : [])]));
+    }
+    byId("tiers").replaceChildren(...rows);
+  }
+
+  const ENGINE_MARKS = { serving: "good", leaving: "warn" };
+
+  function showEngines() {
+    const status = told.status;
+    if (!status) return byId("engines").replaceChildren(empty("This server does not tell who is there."));
+    const engines = status.engines.filter((engine) => engine.state !== "operator");
+    const operators = status.engines.length - engines.length;
+    const caption = `${whole(engines.length)} processes of engines, ${whole(operators)} of operators` +
+      (status.engines_more ? `, ${whole(status.engines_more)} more not shown` : "");
+    if (!engines.length) return byId("engines").replaceChildren(empty(`No engine is here. ${caption}.`));
+    const columns = [{ title: "Client" }, { title: "State" }, { title: "Process", kind: "num" }, { title: "Last heard", kind: "num" },
+      { title: "Here for", kind: "num" }, { title: "Hit", kind: "num" }, { title: "Leases", kind: "num" }, { title: "Quarantine", kind: "num" }, { title: "Namespaces", kind: "mono" }];
+    byId("engines").replaceChildren(table(caption, columns, engines.map((engine) => [
+      engine.client || "not introduced yet", mark(engine.state, ENGINE_MARKS[engine.state] || "plain"), String(engine.pid || "–"),
+      `${duration(engine.idle_s)} ago`, duration(engine.connected_s),
+      engine.requested_chunks ? `${percent(engine.hit_chunks / engine.requested_chunks)} of ${whole(engine.requested_chunks)}` : "–",
+      whole(engine.leases), bytes(engine.quarantined_bytes), engine.namespaces.join(" ") || "–"])));
+  }
+
+  function showNamespaces() {
+    const status = told.status;
+    if (!status) return byId("namespaces").replaceChildren(empty("This server does not tell."));
+    if (!status.namespaces.length) return byId("namespaces").replaceChildren(empty("Nothing is cached and no engine has registered."));
+    // What was used within the same ten seconds counts as equally hot.
+    const heat = (space) => Math.floor(space.idle_s / 10);
+    const spaces = [...status.namespaces].sort((one, other) => heat(one) - heat(other) || other.bytes - one.bytes);
+    const caption = `${whole(spaces.length)} namespaces` + (status.namespaces_more ? `, ${whole(status.namespaces_more)} smaller ones not shown` : "");
+    const columns = [{ title: "Model" }, { title: "Namespace", kind: "mono" }, { title: "Last used", kind: "num" }, { title: "In L1", kind: "num" },
+      { title: "Chunks", kind: "num" }, { title: "Tokens a chunk", kind: "num" }, { title: "Pinned", kind: "num" }, { title: "Ranks here", kind: "num" }];
+    byId("namespaces").replaceChildren(table(caption, columns, spaces.map((space) => [
+      space.name || "unnamed", space.fingerprint, `${duration(space.idle_s)} ago`, bytes(space.bytes), whole(space.chunks),
+      whole(space.chunk_tokens), whole(space.pinned_chunks), whole(space.sessions)])));
+  }
+
+  function showLatency() {
+    const latency = told.status && told.status.latency;
+    const ops = latency ? Object.entries(latency.ops).sort((one, other) => (other[1].p99_us || 0) - (one[1].p99_us || 0)) : [];
+    byId("latency-note").textContent = ops.length
+      ? `The server's own time from a request to its answer, in the last ${duration(latency.recent_s || told.status.server.uptime_s)}; a request that waits for a lower tier waits on purpose.`
+      : "";
+    if (!ops.length) return byId("latency").replaceChildren(empty("Nothing was asked yet."));
+    const columns = [{ title: "Request" }, { title: "p50", kind: "num" }, { title: "p99", kind: "num" }, { title: "Answered", kind: "num" },
+      { title: `Over ${took(latency.slow_us)}`, kind: "num" }, { title: "Answered ever", kind: "num" }, { title: "Mean ever", kind: "num" }];
+    byId("latency").replaceChildren(table("The slowest first", columns, ops.map(([op, row]) => [
+      op, took(row.p50_us), took(row.p99_us), whole(row.recent), row.slow ? mark(whole(row.slow), "warn") : "0", whole(row.count), took(row.mean_us)])));
+  }
+
+  function showChecks() {
+    byId("checks").replaceChildren(...told.checks.map((check) => element("li", {},
+      mark(check.good ? "good" : "failed", check.good ? "good" : "bad"),
+      element("span", {}, element("strong", { text: check.name }), ` ${check.text}`))));
+  }
+
+  function showStats() {
+    const rows = Object.entries(told.stats).map(([name, value]) => [name, whole(value)]);
+    byId("stats").replaceChildren(table("As STATS gives them", [{ title: "Name", kind: "mono" }, { title: "Value", kind: "num" }], rows));
+  }
+
+  function showServer() {
+    const server = told.status && told.status.server;
+    byId("server").textContent = server
+      ? `${server.version} · up for ${duration(server.uptime_s)} · process ${server.pid} · ${server.endpoint}`
+      : told.answers ? "a server of an earlier version: who is there is not told" : "nothing is known of the server yet";
+  }
+
+  function show() {
+    showState();
+    if (!told) return;
+    document.body.dataset.shown = told.asked_at || "";
+    showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showLatency(); showChecks(); showStats();
+  }
+
+  // --- asking ---------------------------------------------------------------------------------
+
+  async function ask() {
+    if (isAsking) return;
+    isAsking = true;
+    const since = points.length ? points[points.length - 1][0] : 0;
+    const ending = new AbortController();
+    const timer = setTimeout(() => ending.abort(), PATIENCE_MS);
+    try {
+      const answer = await fetch(`api/status?since=${since}`, { signal: ending.signal, cache: "no-store" });
+      if (!answer.ok) throw new Error(`it says ${answer.status}`);
+      told = await answer.json();
+      points = points.concat(told.history.points).slice(-KEPT);
+      lost = "";
+    } catch (error) {
+      lost = error.name === "AbortError" ? "nothing within 8 s" : error.message;
+    } finally {
+      clearTimeout(timer);
+      isAsking = false;
+    }
+    show();
+  }
+
+  async function keepAsking() {
+    if (!document.hidden) await ask();
+    setTimeout(keepAsking, EVERY_MS);
+  }
+
+  byId("spans").addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    minutes = Number(button.dataset.minutes);
+    for (const other of byId("spans").children) other.setAttribute("aria-pressed", String(other === button));
+    if (told) showCharts();
+  });
+  let resizing = 0;
+  window.addEventListener("resize", () => {
+    cancelAnimationFrame(resizing);
+    resizing = requestAnimationFrame(() => { if (told) showCharts(); });
+  });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
+  keepAsking();
+})();

@@ -1,0 +1,201 @@
+"""``/metrics``: what STATS and STATUS said, as Prometheus reads it.
+
+Written by Prometheus' own client from what was told a second ago at most, so a scrape costs the
+server nothing. Without an answer there is ``kvkeep_up 0`` and no figure: old ones would look like
+a server at rest. Labels name tiers, reasons, devices, models and shortened fingerprints; no salt,
+no key. Counters that have not begun yet are told as 0, so that their first step is one. Must not
+know: HTTP. Runs in: the threads that serve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from protocol.errors import ErrorCode
+from protocol.figures import FIGURES, TIER_FIGURES, Kind
+from protocol.messages import StatusReply
+from protocol.status import ENGINE_STATES
+from server.web.latency import cumulative
+from server.web.names import PREFIX, Placed, place
+from server.web.told import short
+from server.web.watch import Answer, View
+
+MAX_ROWS = 64
+"""Engines, and namespaces, that have series of their own; ``…_unlisted`` counts the others."""
+
+MISS_REASONS = ("cold", "evicted", "incomplete", "deadline", "corrupt", "tier_error", "no_room")
+
+
+def exposed(view: View, accept: str) -> tuple[str, bytes]:
+    """Everything, in the format that was asked for.
+
+    Args:
+        view: what is known.
+        accept: header of that name.
+
+    Returns:
+        Content type and content.
+    """
+    encode, kind = choose_encoder(accept)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Told(view))
+    return kind, encode(registry)
+
+
+class _Told(Collector):
+    """Turns a view into metrics, once."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        latest = self._view.latest
+        is_up = not self._view.why
+        yield _gauge("up", "1 while the server answers", int(is_up))
+        if latest is None or not is_up:
+            return
+        age_s = max(0.0, time.monotonic() - latest.at_s)
+        yield _gauge("answer_age_seconds", "Age of what is told here", age_s)
+        yield _gauge("answer_seconds", "Time that the server took to tell it", latest.took_s)
+        yield from _stats(_with_zeros(latest))
+        if latest.status is not None:
+            yield from _status(latest.status)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _rows(
+    name: str, text: str, labels: tuple[str, ...], rows: Mapping[tuple[str, ...], float]
+) -> Metric:
+    is_counter = name.endswith("_total")
+    made = (CounterMetricFamily if is_counter else GaugeMetricFamily)(
+        PREFIX + name, text, labels=labels
+    )
+    for values, value in rows.items():
+        made.add_metric(values, value)
+    return made
+
+
+# --- STATS -------------------------------------------------------------------------------------
+
+
+def _with_zeros(answer: Answer) -> dict[str, int]:
+    """What STATS told, and 0 for counters that it does not have because nothing happened yet."""
+    values = {name: 0 for name, figure in FIGURES.items() if figure.kind is Kind.COUNTER}
+    values.update({f"error_{code.name.lower()}": 0 for code in ErrorCode})
+    values.update({f"miss_chunks_{reason}": 0 for reason in MISS_REASONS})
+    for tier in answer.status.tiers if answer.status is not None else ():
+        counters = (end for end, figure in TIER_FIGURES.items() if figure.kind is Kind.COUNTER)
+        values.update({f"tier_{tier.name}_{end}": 0 for end in counters})
+    values.update(answer.values)
+    return values
+
+
+def _stats(values: Mapping[str, int]) -> Iterable[Metric]:
+    families: dict[str, Metric] = {}
+    for name, value in values.items():
+        placed = place(name)
+        if placed is None:
+            continue  # of a later server; /api/status and STATS have it
+        family = families.get(placed.family)
+        if family is None:
+            family = families[placed.family] = _family(placed)
+        suffix = "_total" if placed.is_counter else ""
+        labels = {placed.label: placed.value} if placed.label else {}
+        scaled = value * placed.scale if placed.scale != 1 else value
+        family.add_sample(placed.family + suffix, labels, scaled)
+    return families.values()
+
+
+def _family(placed: Placed) -> Metric:
+    return Metric(placed.family, placed.help, "counter" if placed.is_counter else "gauge")
+
+
+# --- STATUS ------------------------------------------------------------------------------------
+
+
+def _status(status: StatusReply) -> Iterator[Metric]:
+    server = status.server
+    yield _rows("build_info", "Version of the server", ("version",), {(server.version,): 1})
+    yield _gauge("uptime_seconds", "Since the server was started", server.uptime_s)
+    yield _gauge("draining", "1 while the server is about to end", int(server.draining))
+    yield _latency(status)
+    yield from _engines(status)
+    yield from _namespaces(status)
+    up = {(row.name,): float(row.state == "up") for row in status.copiers}
+    yield _rows("copier_up", "1 while a copier works", ("copier",), up)
+    restarts = {(row.name,): float(row.restarts) for row in status.copiers}
+    yield _rows("copier_restarts_total", "Times that another was started", ("copier",), restarts)
+
+
+def _latency(status: StatusReply) -> Metric:
+    text = "Time from a request's receipt to its answer, waits that were asked for included"
+    made = HistogramMetricFamily(PREFIX + "request_seconds", text, labels=("op",))
+    for op, row in status.latency.items():
+        buckets = cumulative(status.latency_bounds_us, row.buckets)
+        made.add_metric((op,), buckets, row.sum_us / 1e6)
+    return made
+
+
+def _engines(status: StatusReply) -> Iterator[Metric]:
+    states = Counter(row.state for row in status.engines)
+    counts = {(state,): float(states[state]) for state in ENGINE_STATES}
+    text = "Processes on the side socket, by state; an operator's is one"
+    yield _rows("engines", text, ("state",), counts)
+    engines = [row for row in status.engines if row.state != "operator"]
+    listed = {(short(row.instance), row.client, str(row.pid)): row for row in engines[:MAX_ROWS]}
+    unlisted = len(engines) - len(listed) + status.engines_more
+    yield _gauge("engines_unlisted", "Processes without series of their own", unlisted)
+    by = ("engine", "client", "pid")
+
+    def each(name: str, text: str, values: dict[tuple[str, ...], float]) -> Metric:
+        return _rows(f"engine_{name}", text, by, values)
+
+    serving = {key: float(row.state == "serving") for key, row in listed.items()}
+    yield each("up", "1 while a process is registered and served", serving)
+    idle = {key: row.idle_s for key, row in listed.items()}
+    yield each("idle_seconds", "Since a process was last heard", idle)
+    leases = {key: float(row.leases) for key, row in listed.items()}
+    yield each("leases", "Leases of an engine's requests", leases)
+    held = {key: float(row.quarantined_bytes) for key, row in listed.items()}
+    yield each("quarantined_bytes", "Extents taken back that a process has not let go of", held)
+    asked = {key: float(row.requested_chunks) for key, row in listed.items()}
+    yield each("requested_chunks_total", "Chunks that a process asked for", asked)
+    hit = {key: float(row.hit_chunks) for key, row in listed.items()}
+    yield each("hit_chunks_total", "Chunks that a process was offered from L1", hit)
+
+
+def _namespaces(status: StatusReply) -> Iterator[Metric]:
+    listed = {(short(row.fingerprint), row.name): row for row in status.namespaces[:MAX_ROWS]}
+    unlisted = len(status.namespaces) - len(listed) + status.namespaces_more
+    yield _gauge("namespaces_unlisted", "Namespaces without series of their own", unlisted)
+    by = ("namespace", "model")
+
+    def each(name: str, text: str, values: dict[tuple[str, ...], float]) -> Metric:
+        return _rows(f"namespace_{name}", text, by, values)
+
+    held = {key: float(row.bytes) for key, row in listed.items()}
+    yield each("bytes", "Bytes of L1 that hold chunks of a namespace", held)
+    chunks = {key: float(row.chunks) for key, row in listed.items()}
+    yield each("chunks", "Chunks of a namespace in L1", chunks)
+    pinned = {key: float(row.pinned_chunks) for key, row in listed.items()}
+    yield each("pinned_chunks", "Chunks of a namespace that operators keep", pinned)
+    tokens = {key: float(row.chunk_tokens) for key, row in listed.items()}
+    yield each("chunk_tokens", "Tokens of a chunk of a namespace", tokens)
+    idle = {key: row.idle_s for key, row in listed.items()}
+    yield each("idle_seconds", "Since a namespace was last used", idle)

@@ -1,0 +1,108 @@
+"""What ``/api/status`` tells the dashboard, as plain values.
+
+Fingerprints are short, texts are as the server gave them: the page shows them as text, never as
+markup. Must not know: HTTP, how it is drawn. Runs in: the threads that serve.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.messages import StatusReply
+from server.web import health, latency
+from server.web.history import FIGURES, TIER_FIGURES, History, Point
+from server.web.watch import EVERY_S, Answer, View
+
+SHORT_BYTES = 6
+"""Of a fingerprint: enough to tell the namespaces of a node apart."""
+
+Plain = dict[str, Any]
+
+
+def short(fingerprint: bytes) -> str:
+    """A fingerprint for people and for labels: its first twelve hex digits."""
+    return fingerprint[:SHORT_BYTES].hex()
+
+
+def told(view: View, history: History, now_s: float, since_s: float) -> Plain:
+    """Everything that the page shows.
+
+    Args:
+        view: what is known.
+        history: the last hour.
+        now_s: of the wall clock, seconds since 1970.
+        since_s: points later than this are told.
+    """
+    good = view.good
+    return {
+        "now": now_s,
+        "answers": not view.why,
+        "why": view.why,
+        "asked_at": view.latest.clock_s if view.latest is not None else None,
+        "answered_at": good.clock_s if good is not None else None,
+        "checks": [
+            {"name": check.name, "good": check.is_good, "text": check.text}
+            for check in health.ready(view)
+        ],
+        "stats": dict(sorted(good.values.items())) if good is not None else {},
+        "status": _status(good, history) if good is not None and good.status is not None else None,
+        "history": {
+            "every_s": EVERY_S,
+            "figures": FIGURES,
+            "tier_figures": TIER_FIGURES,
+            "points": [_point(point) for point in history.since(since_s)],
+        },
+    }
+
+
+def _point(point: Point) -> list[Any]:
+    if not point.is_answered:
+        return [point.clock_s]
+    return [point.clock_s, point.figures, point.tiers]
+
+
+def _status(answer: Answer, history: History) -> Plain:
+    status = answer.status
+    assert status is not None
+    return {
+        "server": _fields(status.server),
+        "engines": [
+            {**_fields(engine), "namespaces": [short(name) for name in engine.namespaces]}
+            for engine in status.engines
+        ],
+        "engines_more": status.engines_more,
+        "namespaces": [
+            {**_fields(space), "fingerprint": short(space.fingerprint)}
+            for space in status.namespaces
+        ],
+        "namespaces_more": status.namespaces_more,
+        "tiers": [_fields(tier) for tier in status.tiers],
+        "copiers": [_fields(copier) for copier in status.copiers],
+        "latency": _latency(answer, status, history),
+    }
+
+
+def _fields(row: msgspec.Struct) -> Plain:
+    values = ((name, getattr(row, name)) for name in row.__struct_fields__)
+    return {name: value.hex() if isinstance(value, bytes) else value for name, value in values}
+
+
+def _latency(answer: Answer, status: StatusReply, history: History) -> Plain:
+    """By operation: of its whole life, and of the last five minutes."""
+    recent_s, before = history.buckets_before(answer)
+    bounds = status.latency_bounds_us
+    told: Plain = {}
+    for op, row in status.latency.items():
+        recent = latency.minus(row.buckets, before.get(op, ()))
+        told[op] = {
+            "count": row.count,
+            "mean_us": row.sum_us / row.count if row.count else None,
+            "p50_us": latency.quantile_us(bounds, recent, 0.5),
+            "p99_us": latency.quantile_us(bounds, recent, 0.99),
+            "recent": sum(recent),
+            "slow": latency.slow(bounds, recent),
+            "slow_ever": latency.slow(bounds, row.buckets),
+        }
+    return {"recent_s": recent_s, "slow_us": latency.SLOW_US, "ops": told}

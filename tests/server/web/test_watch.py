@@ -1,0 +1,181 @@
+"""The asking thread: at most one question a second, answers shared, errors told and outlived."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from protocol.errors import ErrorCode, ReplyError
+from protocol.messages import StatusReply
+from server.web import watch
+from server.web.watch import Answer, Watch
+from tests.server.web.answers import status
+
+
+class Fake:
+    """A server whose answers a test sets."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.opened = 0
+        self.closed = 0
+        self.fails: Exception | None = None
+        self.status_fails: Exception | None = None
+        self.delay_s = 0.0
+
+    @contextmanager
+    def opens(self) -> Iterator[Fake]:
+        self.opened += 1
+        try:
+            yield self
+        finally:
+            self.closed += 1
+
+    def stats(self, limit_s: float) -> dict[str, int]:
+        self.asked += 1
+        time.sleep(self.delay_s)
+        if self.fails is not None:
+            raise self.fails
+        return {"requests": self.asked}
+
+    def status(self, limit_s: float) -> StatusReply:
+        if self.status_fails is not None:
+            raise self.status_fails
+        return status()
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def points() -> list[Answer]:
+    return []
+
+
+@pytest.fixture
+def watching(fake: Fake, points: list[Answer], monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    monkeypatch.setattr(watch, "FRESH_S", 0.2)
+    monkeypatch.setattr(watch, "EVERY_S", 1.0)
+    monkeypatch.setattr(watch, "LIMIT_S", 0.5)
+    made = Watch("/nowhere", points.append, fake.opens)
+    made.start()
+    yield made
+    assert made.stop(5.0)
+
+
+def test_many_readers_share_one_answer(watching: Watch, fake: Fake) -> None:
+    views = []
+    threads = [threading.Thread(target=lambda: views.append(watching.view())) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(views) == 20
+    assert {view.why for view in views} == {""}
+    assert fake.asked <= 2
+    assert fake.opened == 1
+
+
+def test_no_more_than_one_question_in_the_time_however_many_ask(
+    watching: Watch, fake: Fake
+) -> None:
+    watching.view()
+    begun_s, before = time.monotonic(), fake.asked
+    while time.monotonic() - begun_s < 0.9:
+        view = watching.view()
+        assert view.latest is not None
+    passed_s = time.monotonic() - begun_s
+    assert 2 <= fake.asked - before <= passed_s / 0.2 + 1
+
+
+def test_what_is_fresh_is_not_asked_again(watching: Watch, fake: Fake) -> None:
+    first = watching.view()
+    assert watching.view().latest is first.latest
+    time.sleep(0.25)
+    second = watching.view()
+    assert second.latest is not None
+    assert second.latest.values["requests"] == fake.asked
+
+
+def test_a_server_that_does_not_answer_is_told_of_with_the_last_good_answer(
+    watching: Watch, fake: Fake
+) -> None:
+    good = watching.view().latest
+    fake.fails = TimeoutError("it did not answer in time")
+    time.sleep(0.25)
+    view = watching.view()
+    assert "did not answer in time" in view.why
+    assert view.good is good
+    assert view.latest is not None
+    assert view.latest.values == {}
+    assert (fake.opened, fake.closed) == (1, 1), "a late answer must not pass for the next one"
+    fake.fails = None
+    time.sleep(0.25)
+    assert watching.view().why == ""
+    assert fake.opened == 2
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), RuntimeError("odd"), ValueError()])
+def test_whatever_goes_wrong_the_next_question_is_asked(
+    watching: Watch, fake: Fake, error: Exception
+) -> None:
+    fake.fails = error
+    time.sleep(0.25)
+    assert watching.view().why
+    fake.fails = None
+    time.sleep(0.25)
+    assert watching.view().why == ""
+
+
+def test_a_reader_waits_no_longer_than_the_limit_and_a_moment(watching: Watch, fake: Fake) -> None:
+    watching.view()
+    fake.delay_s = 3.0
+    time.sleep(0.25)
+    begun_s = time.monotonic()
+    watching.view()
+    assert time.monotonic() - begun_s < 1.5
+    fake.delay_s = 0.0
+
+
+def test_the_history_gets_a_point_in_each_stretch_of_time(
+    watching: Watch, points: list[Answer]
+) -> None:
+    end_s = time.monotonic() + 3.4
+    while time.monotonic() < end_s:  # readers make neither more points nor fewer
+        watching.view()
+        time.sleep(0.05)
+    assert 3 <= len(points) <= 5
+    gaps = [later.at_s - before.at_s for before, later in itertools.pairwise(points)]
+    assert all(0.7 < gap < 1.6 for gap in gaps), gaps
+
+
+def test_a_server_of_before_answers_without_status(watching: Watch, fake: Fake) -> None:
+    fake.status_fails = ReplyError(ErrorCode.UNKNOWN_OPERATION, "39 is no operation")
+    time.sleep(0.25)
+    view = watching.view()
+    assert view.why == ""
+    assert view.latest is not None
+    assert view.latest.status is None
+    assert view.latest.values
+    fake.status_fails = None
+    time.sleep(0.25)
+    again = watching.view().latest
+    assert again is not None
+    assert again.status is None, "it is not asked again on this connection"
+
+
+def test_another_error_of_status_counts_as_no_answer(watching: Watch, fake: Fake) -> None:
+    fake.status_fails = ReplyError(ErrorCode.STALE_EPOCH, "another incarnation")
+    time.sleep(0.25)
+    assert "another incarnation" in watching.view().why
+
+
+def test_before_the_first_answer_nothing_is_known() -> None:
+    assert watch.View().why == "it was not asked yet"
