@@ -87,6 +87,8 @@ FIGURES: dict[str, Figure] = {
     "evicted_chunks": _counter("Chunks that made room for others"),
     "cleared_chunks": _counter("Chunks that CLEAR took away"),
     "deleted_chunks": _counter("Chunks that DELETE took away"),
+    "retired_namespaces": _counter("Namespaces forgotten since nobody used them any more"),
+    "retired_chunks": _counter("Chunks of those that were in L1"),
     "prefetches": _counter("LOOKUPs that lower tiers were asked for"),
     "prefetches_late": _counter("Prefetches that the deadline ended"),
     "warms": _counter("Warm jobs begun"),

@@ -207,6 +207,7 @@ class Server:
             incomplete_timeout_s=self._config.incomplete_timeout_s,
             tiers=tuple(_tier_config(spec) for spec in self._config.tiers),
             promote_deadline_s=self._config.promote_deadline_s,
+            namespace_ttl_s=self._config.namespace_ttl_s,
             identity=Identity(__version__, os.getpid(), self._config.endpoint.url, self._begun_ns),
         )
         return Core(config, self._epoch, self._arena.id, os.urandom)

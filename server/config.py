@@ -23,8 +23,10 @@ from server.schema import (
     MAX_ARENA_BYTES,
     MAX_EXTENT_BYTES,
     MAX_INCOMPLETE_S,
+    MAX_TTL_S,
     MIN_EXTENT_BYTES,
     MIN_INCOMPLETE_S,
+    MIN_TTL_S,
     PROMOTE_S,
     SETTINGS,
 )
@@ -48,6 +50,8 @@ LEAST_EXTENTS_PER_ARENA = 4
 FILE_KEYS = tuple(key for key, setting in SETTINGS.items() if setting.is_in_file)
 KEYS = tuple(SETTINGS)
 
+_TIME = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
+_TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 
@@ -66,6 +70,7 @@ class ServerConfig:
         incomplete_timeout_s: age from which a chunk without all its shards is evicted first.
         tiers: below L1, the first is asked first.
         promote_deadline_s: longest that bytes of lower tiers are waited for, for one request.
+        namespace_ttl_s: how long a namespace without engines stays that nobody uses, 0 for ever.
         group: name or number of the group whose members may connect, or empty for nobody but this
             user.
         http: ``HOST:PORT`` where pages and metrics are served, or empty for nowhere.
@@ -82,6 +87,7 @@ class ServerConfig:
     incomplete_timeout_s: float = INCOMPLETE_S
     tiers: tuple[TierSpec, ...] = ()
     promote_deadline_s: float = PROMOTE_S
+    namespace_ttl_s: float = 0.0
     group: str = ""
     http: str = ""
     log_level: str = "WARNING"
@@ -96,8 +102,8 @@ def read(
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
             ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
-            ``group``, ``http``, ``log-level``, ``cgroup-root``, ``config``: a file with more of
-            them); None for what was not given.
+            ``namespace-ttl``, ``group``, ``http``, ``log-level``, ``cgroup-root``, ``config``: a
+            file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -169,6 +175,7 @@ def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> S
             setting("promote-deadline").strip().removesuffix("s"),
             (MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S),
         ),
+        namespace_ttl_s=_ttl(setting("namespace-ttl")),
         group=setting("group").strip(),
         http=_http(setting("http")),
         log_level=_log_level(setting("log-level")),
@@ -208,6 +215,16 @@ def _seconds(key: str, text: str, bounds: tuple[float, float, float]) -> float:
     if not least <= seconds <= most:
         raise _invalid(key, text, f"{least} to {most:.0f} seconds")
     return seconds
+
+
+def _ttl(text: str) -> float:
+    if not text.strip():
+        return 0.0
+    match = _TIME.fullmatch(text.strip().lower())
+    seconds = int(match[1]) * _TIME_UNITS[match[2]] if match is not None else -1
+    if not MIN_TTL_S <= seconds <= MAX_TTL_S:
+        raise _invalid("namespace-ttl", text, "seconds, or a number with m, h or d, 1m to 366d")
+    return float(seconds)
 
 
 def _folder(key: str, text: str) -> str:

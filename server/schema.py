@@ -16,6 +16,7 @@ from server.sizes import GIB, KIB, MIB
 MIN_ARENA_BYTES, MAX_ARENA_BYTES = MIB, 1 << 44
 MIN_EXTENT_BYTES, MAX_EXTENT_BYTES = 64 * KIB, GIB
 MIN_INCOMPLETE_S, MAX_INCOMPLETE_S, INCOMPLETE_S = 0.1, 86_400.0, 60.0
+MIN_TTL_S, MAX_TTL_S = 60, 366 * 86_400
 MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S = 0.01, 3600.0, 1.0
 AT_EXIT = ("keep", "remove")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -142,6 +143,14 @@ _ALL = (
         f"{MIN_PROMOTE_S:g} to {MAX_PROMOTE_S:g}",
         f"{PROMOTE_S:g}",
         "Longest that a request waits for bytes of lower tiers",
+    ),
+    Setting(
+        "namespace-ttl",
+        "TIME",
+        "seconds",
+        "seconds, or a number with m, h or d, from 1m to 366d",
+        "never, unless others need the room",
+        "After how long what no engine uses any more is forgotten, in lower tiers too",
     ),
     Setting(
         "group",

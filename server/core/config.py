@@ -76,6 +76,8 @@ class CoreConfig:
         promote_deadline_s: longest time from a LOOKUP to the final answer about its promotion.
         promote_piece_bytes: most bytes that are read from a tier at once; a larger chunk goes
             alone.
+        namespace_ttl_s: how long a namespace without engines stays that nobody uses; 0 for as long
+            as nobody needs its room.
         identity: what STATUS tells of the server.
     """
 
@@ -96,4 +98,5 @@ class CoreConfig:
     tiers: tuple[TierConfig, ...] = ()
     promote_deadline_s: float = 1.0
     promote_piece_bytes: int = 16 * MIB
+    namespace_ttl_s: float = 0.0
     identity: Identity = Identity()

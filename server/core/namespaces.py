@@ -55,6 +55,7 @@ class Owner:
         numa_nodes: by shard, the node that the rank which last registered pages of it is near to;
             ranks that said none change nothing.
         used_ns: when a LOOKUP last found, or a COMMIT published, some of it; 0 for never.
+        kept_ns: when it was last seen to be wanted or pinned, where that is looked after.
     """
 
     fingerprint: Fingerprint
@@ -70,6 +71,7 @@ class Owner:
     warming: bool = False
     numa_nodes: dict[int, int] = field(default_factory=dict)
     used_ns: int = 0
+    kept_ns: int = 0
 
     @property
     def num_shards(self) -> int:

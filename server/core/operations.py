@@ -131,25 +131,39 @@ class Operations:
 
         Answered when their records are void, and tiers have forgotten or that takes too long.
         """
-        num_chunks, swept = 0, []
-        for owner in owners:
-            num_chunks += len(owner.index)
-            owner.cleared_generation = self._publisher.next_generation - 1
-            old = owner.index
-            self._roster.renew_index(owner)
-            self._forgetting.clear(owner)
-            self._lanes.start(LANE, old.bury(), self._fault)
-            swept += [(owner, extent) for extents in owner.extents for extent in extents]
+        num_chunks = sum(map(self._empty, owners))
         self._outbox.counters["cleared_chunks"] += num_chunks
-        self._start(ticket, self._clear(owners, swept, num_chunks, ticket))
+        sweep = self._sweep_all(owners, self._extents(owners))
+        self._start(ticket, self._clear(owners, sweep, num_chunks, ticket))
 
-    def _clear(
-        self,
-        owners: list[Owner],
-        swept: list[tuple[Owner, Extent]],
-        num_chunks: int,
-        ticket: Ticket,
-    ) -> Steps:
+    def retire(self, owner: Owner) -> int:
+        """Forgets all chunks of a namespace as CLEAR does, though nobody waits for an answer.
+
+        Returns:
+            How many were in L1.
+        """
+        num_chunks = self._empty(owner)
+        self._lanes.start(LANE, self._sweep_all([owner], self._extents([owner])), self._fault)
+        return num_chunks
+
+    def _empty(self, owner: Owner) -> int:
+        """From now on nothing of it is found; returns how many chunks there were."""
+        old = owner.index
+        num_chunks = len(old)
+        owner.cleared_generation = self._publisher.next_generation - 1
+        self._roster.renew_index(owner)
+        self._forgetting.clear(owner)
+        self._lanes.start(LANE, old.bury(), self._fault)
+        return num_chunks
+
+    def _extents(self, owners: list[Owner]) -> list[tuple[Owner, Extent]]:
+        return [(one, extent) for one in owners for extents in one.extents for extent in extents]
+
+    def _clear(self, owners: list[Owner], sweep: Steps, num_chunks: int, ticket: Ticket) -> Steps:
+        yield from sweep
+        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
+
+    def _sweep_all(self, owners: list[Owner], swept: list[tuple[Owner, Extent]]) -> Steps:
         for owner, extent in swept:
             end = extent.base + extent.geometry.num_slots
             for begin in range(extent.base, end, SWEEP_SLOTS):
@@ -159,7 +173,6 @@ class Operations:
                 yield MORE
         for owner in owners:
             self._departures.shrink(owner)
-        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
 
     def clear_below(self, name: Fingerprint, ticket: Ticket) -> None:
         """Has lower tiers forget a namespace that has no chunks and no engines here.

@@ -32,6 +32,7 @@ from server.core.readers import Readers
 from server.core.reclaim import Reclaimer
 from server.core.registry import Registry
 from server.core.reservations import Reservations
+from server.core.retirement import Retirement
 from server.core.roster import Roster
 from server.core.slots import SlotTable
 from server.core.tiers.demotion import Demotion
@@ -190,6 +191,7 @@ class State:
             self.forgetting,
             self.fault,
         )
+        self.retirement = Retirement(config, self.timers, self.outbox, self.roster, self.operations)
         self.adopter = Adopter(
             config,
             self.clock,

@@ -258,3 +258,16 @@ def test_where_pages_are_served(text: str, address: str) -> None:
 def test_an_address_that_is_none_names_what_is_valid(wrong: str) -> None:
     with pytest.raises(ConfigError, match=r"http.*\[HOST:\]PORT"):
         config.read({**ENDPOINT, "http": wrong}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60", 60), ("1m", 60), ("12 h", 43_200), ("7D", 604_800), ("", 0)]
+)
+def test_a_time_to_live_has_a_unit(text: str, seconds: int) -> None:
+    assert config.read({**ENDPOINT, "namespace-ttl": text}, {}).namespace_ttl_s == seconds
+
+
+@pytest.mark.parametrize("wrong", ["59", "0", "-1d", "1w", "367d", "1.5h", "d", "9999999999"])
+def test_a_time_to_live_that_is_none_names_what_is_valid(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"namespace-ttl.*1m to 366d"):
+        config.read({**ENDPOINT, "namespace-ttl": wrong}, {})
