@@ -86,7 +86,7 @@ class Arena:
         Returns:
             How many went; 0 only when nothing can go.
         """
-        done = cost = 0
+        done = cost = incomplete = 0
         nodes: list[int] = []
         while done < count and cost < EVICT_COST:
             leaf, stamp = owner.leaves.take(
@@ -100,11 +100,17 @@ class Arena:
             )
             nodes += line[:gone]
             done += gone
+            incomplete += gone if stamp < 0 else 0  # it had no turn to wait for
             cost += gone + LINE_COST
         self._outbox.counters["evicted_chunks"] += done
+        self._outbox.counters["evicted_incomplete_chunks"] += incomplete
         self.tell_evicted(owner, nodes)
         self.void_forgotten()
         return done
+
+    def count_reclaimed(self, num_chunks: int) -> None:
+        """Counts chunks that left with the extent that another namespace is given."""
+        self._outbox.counters["reclaimed_chunks"] += num_chunks
 
     def tell_evicted(self, owner: Owner, nodes: list[int]) -> None:
         """Tells which chunks were dropped for room; before ``void_forgotten``."""

@@ -194,6 +194,7 @@ class Reclaimer:
         return True
 
     def _void(self, owner: Owner) -> None:
+        self._arena.count_reclaimed(len(self._dropped))
         self._arena.tell_evicted(owner, self._dropped)
         self._dropped.clear()
         self._arena.void_forgotten()

@@ -66,6 +66,7 @@ def test_eviction_takes_whole_lines_but_nothing_that_is_read() -> None:
     world.step(SECOND)
     assert a.save(chain("y", 8)) == 5
     assert world.core.stats()["evicted_chunks"] == 5
+    assert world.core.stats()["evicted_incomplete_chunks"] == 0
     assert a.lookup(chain("x", 8), request=2).ready == 3
     world.core.check_integrity()
 

@@ -47,6 +47,19 @@ def test_p17_two_models_alternate_in_an_arena_too_small_for_both() -> None:
     assert hits["b"] > 100
 
 
+def test_what_leaves_with_an_extent_is_counted_apart_from_what_made_room_at_home() -> None:
+    world = World(config(extents=2, slots=4))
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace("one"))
+    a.save(chain("x", 4))
+    a.save(chain("y", 4))
+    world.step(SECOND)
+    b.register(namespace("two"))
+    stats = world.core.stats()
+    assert stats["reclaimed_chunks"] == 8 - stats["chunks"] == 4
+    assert stats.get("evicted_chunks", 0) == 0
+
+
 def test_who_registers_while_an_extent_is_being_emptied_is_given_it() -> None:
     # The attempt may fail, and the extent stays: what it holds is offered to every engine then.
     world = World(config(extents=2, slots=600))
@@ -217,6 +230,8 @@ def test_p08_incomplete_chunks_go_first_after_their_time() -> None:
     (owner,) = state.roster.owners.values()
     assert owner.index.find(half[-1]) == -1
     assert ranks[0].lookup(whole).ready == 4
+    stats = world.core.stats()
+    assert stats["evicted_incomplete_chunks"] == stats["evicted_chunks"] == 4
 
 
 def test_p08_what_a_dead_engine_left_incomplete_goes_first() -> None:
