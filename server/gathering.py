@@ -141,10 +141,11 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
     Raises:
         ConfigError: INVALID_CONFIG; it names the first, and what was most likely meant.
     """
-    known = [setting.variable for setting in SETTINGS.values()]
     for name in unknown_variables(environ):
-        meant = nearest(name, known)
-        hint = f": did you mean {meant}?" if meant else f"; there are {', '.join(known)}"
+        # Without what all of them begin with, or every name would look like one of them.
+        meant = nearest(name.removeprefix(ENVIRONMENT_PREFIX), SETTINGS)
+        known = ", ".join(setting.variable for setting in SETTINGS.values())
+        hint = f": did you mean {SETTINGS[meant].variable}?" if meant else f"; there are {known}"
         raise ConfigError(
             ErrorCode.INVALID_CONFIG,
             f"{name} in the environment is no setting of the server{hint}",

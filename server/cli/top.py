@@ -6,6 +6,7 @@ Must not know: how a server is asked. Runs in: the process of the command line.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -84,6 +85,7 @@ def watch(at: reaching.Place, interval_s: float, show: Show) -> None:
                     show(frame(before, now))
                     before = now
         except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for its last flush
             raise KeyboardInterrupt from None  # nobody reads any more
         except (KvkeepError, OSError) as error:
             show({"away": f"no answer from {at.url}: {asking.reason(error, at.side_path)}"})

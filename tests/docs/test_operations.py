@@ -15,6 +15,7 @@ from protocol.errors import ConfigError
 from protocol.figures import FAMILIES, FIGURES, TIER_FIGURES, find
 from server import asking, config
 from server.cli.launch import command
+from server.lmcachenames import FLAGS
 from server.core.tiers.misses import Miss
 from server.core.tiers.parts import Status
 from tests.repository import tree
@@ -52,6 +53,7 @@ def sources(*rooms: str) -> str:
 def test_the_options_of_launch_are_the_ones_described() -> None:
     described = {coded(row[0])[0]: coded(row[1])[0] for row in rows(section("Launch options"))}
     options = {option for parameter in command.params for option in parameter.opts}
+    options -= {f"--{flag}" for flag in FLAGS}  # docs/configuration.md has these
     assert set(described) == options
     for option, name in described.items():
         key = option.removeprefix("--")

@@ -30,7 +30,8 @@ def test_comments_blanks_and_quotes(tmp_path: Path) -> None:
     ("text", "words"),
     [
         (b"\nl1-size 20G\n", "line 2: expected key = value"),
-        (b"l1_size = 20G\n", "line 1: 'l1_size' is none of l1-size, log-level"),
+        (b"l1_size = 20G\n", "line 1: 'l1_size' is no setting: did you mean l1-size?"),
+        (b"qqq = 20G\n", "line 1: 'qqq' is no setting: there are l1-size, log-level"),
         (b"l1-size = 1G\n\nl1-size = 2G\n", "line 3: l1-size is set twice"),
         (b"\nl1-size =\n", "line 2: l1-size has no value; leave the line out"),
         (b"l1-size = ' '\n", "line 1: l1-size has no value"),

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from protocol import __version__
-from server.cli import COMMANDS, cli
+from server.cli import COMMANDS, cli, launch
+from server.lmcachenames import FLAGS
+from server.schema import SETTINGS
 from tests.wire.process import ROOT
 
 
@@ -87,11 +89,36 @@ def test_a_slip_in_an_option_is_told_with_the_right_one() -> None:
 
 
 def test_a_wrong_variable_is_named_and_a_slip_in_its_name_too() -> None:
+    done = run("launch", environ={"KVKEEP_L1_SIZE": "20X"})
+    assert done.returncode == 2
+    assert "KVKEEP_L1_SIZE: l1-size='20X': expected a number" in done.stderr
     done = run("launch", environ={"KVKEEP_L1_SIZE": "20X", "KVKEEP_L1SIZE": "20G"})
     assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
     assert "KVKEEP_L1SIZE in the environment is no setting" in done.stderr
-    assert "KVKEEP_L1_SIZE: l1-size='20X': expected a number" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "did you mean KVKEEP_L1_SIZE?" in done.stderr
+
+
+def test_flags_of_lmcache_are_taken_and_named_where_they_mean_nothing() -> None:
+    flags = ["--host", "localhost", "--port", "5555", "--l1-size-gb", "1023T"]
+    flags += ["--chunk-size", "256", "--eviction-policy", "LRU", "--max-workers", "2"]
+    done = run("launch", *flags)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert [line.split()[1] for line in lines[:3]] == [
+        "--chunk-size",
+        "--eviction-policy",
+        "--max-workers",
+    ]
+    assert "l1-size='1023TG'" in lines[3]
+    done = run("launch", "--l1-size", "1G", "--l1-size-gb", "2")
+    assert done.returncode == 2
+    assert "l1-size='1G': expected one of this and 2G" in done.stderr
+
+
+def test_the_options_are_those_of_the_schema_and_of_lmcache() -> None:
+    options = {name for one in launch.command.params for name in one.opts}
+    assert options == {f"--{key}" for key in [*SETTINGS, *FLAGS]}
 
 
 @pytest.mark.parametrize("module", ["click", "server.cli.launch", "server.app"])

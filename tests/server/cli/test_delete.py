@@ -1,0 +1,73 @@
+"""``kvkeep delete``: what is named is gone, in L1 and in a tier, and what was not named stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from server import asking
+from server.cli.delete import told
+from tests.server.cli.cached import FIRST, SECOND, SYSTEM, Cached, cached, keys_of
+from tests.wire.process import wait_until
+
+
+def held(holding: Cached, *prompts: list[int]) -> list[int]:
+    result = holding.run("inspect", "--json", "--tokens", holding.file(*prompts))
+    assert result.exit_code in (0, 3)
+    return [one["held"] for one in json.loads(result.output)["prompts"]]
+
+
+def test_one_prompt_goes_and_what_others_share_stays(holding: Cached) -> None:
+    name = ("--namespace", holding.name)
+    first = holding.file(FIRST)
+    found = holding.told("delete", "--tokens", first, *name, "--from-token", str(len(SYSTEM)))
+    expected = {"prompts": 1, "deleted": 3, "found_after": 0, "tiers_pending": 0}
+    assert found == {"fingerprint": holding.name, **expected}
+    assert held(holding, FIRST, SECOND) == [2, 4]
+    # Again: nothing is there to be deleted, and that is no error.
+    assert holding.told("delete", "--tokens", first, *name, "--from-token", "64")["deleted"] == 0
+    # From its start on: with all that continues it, the other prompt too.
+    shown = holding.run("delete", "--tokens", holding.file(SYSTEM), *name)
+    assert shown.exit_code == 0
+    assert shown.output.splitlines() == [
+        "deleted 4 chunks of 1 prompts from L1, with what continued them",
+        "asked again: nothing of them is found",
+    ]
+    assert held(holding, FIRST, SECOND) == [0, 0]
+    assert asking.stats(holding.server.side_path, 10.0)["deleted_chunks"] == 7
+
+
+def test_what_makes_no_sense_is_refused(holding: Cached) -> None:
+    for arguments, said in (
+        (["--key", "1" * 32], "--namespace with the one to delete from"),
+        (["--namespace", holding.name], "--tokens FILE, or --key HEX"),
+        (["--namespace", holding.name, "--key", "xyz"], "32 hex digits of a chunk's key"),
+        (["--namespace", "0" * 32, "--key", "1" * 32, "--from-token", "9"], "--tokens with it"),
+    ):
+        refused = holding.run("delete", *arguments)
+        assert refused.exit_code == 2, refused.output
+        assert said in refused.output
+        assert refused.output.count("\n") == 1
+
+
+def test_a_tier_forgets_too(short_dir: Path, shm_dir: Path) -> None:
+    (short_dir / "l2").mkdir()
+    with cached(short_dir, shm_dir, "--l2", f"disk:{short_dir}/l2?size=64M") as holding:
+
+        def counted(name: str) -> int:
+            return asking.stats(holding.server.side_path, 10.0).get(name, 0)
+
+        assert wait_until(lambda: counted("tier_disk_put_bytes") >= 7 * 16_384, 20.0, 0.05)
+        prompts = holding.file(FIRST)
+        found = holding.told("delete", "--tokens", prompts, "--namespace", "test/model")
+        # SECOND lost its beginning, and so all of itself.
+        assert (found["deleted"], found["found_after"], found["tiers_pending"]) == (7, 0, 0)
+        reply = holding.engine.lookup(keys_of(FIRST))
+        assert (reply.ready, reply.final) == (0, True)
+
+
+def test_what_is_not_over_yet_is_said() -> None:
+    document = {"deleted": 1, "prompts": 1, "found_after": 2, "tiers_pending": 1}
+    lines = told(document).splitlines()
+    assert lines[1] == "asked again: 2 chunks are there; they were stored anew"
+    assert lines[2].startswith("1 tiers have not forgotten yet")

@@ -1,0 +1,75 @@
+"""One document of all that a server tells, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from protocol.status import LATENCY_BOUNDS_US
+from server.cli import overview
+from tests.server.cli.told import COPIER, ENGINE, SERVER, STATS, TIER, latency, reply
+
+replace = msgspec.structs.replace
+
+
+def test_all_that_was_told_is_there_as_plain_values() -> None:
+    operator = replace(ENGINE, state="operator", pid=9)
+    found = overview.document(reply(engines=(ENGINE, operator)), STATS)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["healthy"], found["reasons"]) == (True, [])
+    assert [one["pid"] for one in found["engines"]] == [8]
+    assert found["engines"][0]["namespaces"] == [(b"n" * 16).hex()]
+    assert found["namespaces"][0]["fingerprint"] == (b"n" * 16).hex()
+    assert found["tiers"][0]["waiting_puts"] == 5
+    assert found["l1"] == {
+        "capacity_bytes": 64 << 20,
+        "extent_bytes": 16 << 20,
+        "content_bytes": 10 << 20,
+        "quarantined_bytes": 0,
+        "chunks": 10,
+        "evicted_chunks": 4,
+    }
+    assert found["hits"] == {
+        "requested_chunks": 200,
+        "hit_chunks": 150,
+        "retrieved_chunks": 120,
+        "published_chunks": 14,
+    }
+
+
+def test_counters_that_did_not_count_yet_are_zero() -> None:
+    found = overview.document(reply(latency={}), {})
+    assert found["hits"]["hit_chunks"] == found["l1"]["chunks"] == 0
+
+
+def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:
+    found = overview.latency(LATENCY_BOUNDS_US, latency(98, 1, 0, 1, sum_us=5000))
+    assert found == {"count": 100, "mean_us": 50.0, "p50_us": 100, "p99_us": 250}
+    beyond = (0,) * (len(LATENCY_BOUNDS_US)) + (4,)
+    slow = overview.latency(LATENCY_BOUNDS_US, latency(*beyond, sum_us=10**9))
+    assert slow["p50_us"] == LATENCY_BOUNDS_US[-1]
+    assert overview.latency(LATENCY_BOUNDS_US, latency())["p99_us"] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (reply(server=replace(SERVER, draining=True)), "the server is ending"),
+        (reply(copiers=(replace(COPIER, state="down"),)), "the copier of host is down"),
+        (reply(copiers=(replace(COPIER, state="starting"),)), "the copier of host is starting"),
+        (reply(copiers=(replace(COPIER, stuck=1),)), "1 copiers of host were killed"),
+        (reply(tiers=(replace(TIER, state="down"),)), "tier disk is down"),
+        (reply(tiers=(replace(TIER, state="breaker open"),)), "tier disk is left alone"),
+    ],
+)
+def test_what_is_wrong_is_said(status: object, said: str) -> None:
+    assert isinstance(status, type(reply()))
+    [reason] = overview.reasons(status)
+    assert reason.startswith(said)
+    assert overview.document(status, STATS)["healthy"] is False
+
+
+def test_a_copier_that_ends_for_want_of_engines_is_no_fault() -> None:
+    assert overview.reasons(reply(copiers=(COPIER, replace(COPIER, state="ending")))) == []

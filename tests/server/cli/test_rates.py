@@ -1,0 +1,54 @@
+"""What happened between two looks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from server.cli.rates import Moment, between
+from tests.server.cli.told import ENGINE, SERVER, STATS, reply
+
+replace = msgspec.structs.replace
+LATER = {
+    **STATS,
+    "lookup_chunks": 300,
+    "hit_chunks": 225,
+    "retrieved_chunks": 140,
+    "published_chunks": 24,
+    "copied_bytes": 24 << 20,
+    "evicted_chunks": 8,
+    "tier_disk_get_bytes": 12 << 20,
+    "tier_disk_hit_chunks": 7,
+}
+
+
+def test_what_grew_is_told_and_divided_by_the_time() -> None:
+    engine = replace(ENGINE, requested_chunks=150, hit_chunks=100)
+    fresh = replace(ENGINE, pid=10, instance=b"j" * 16, requested_chunks=5, hit_chunks=5)
+    operator = replace(ENGINE, pid=11, state="operator")
+    now = Moment(12.0, reply(engines=(engine, fresh, operator)), LATER)
+    found = between(Moment(10.0, reply(), STATS), now)
+    counts = ("requested_chunks", "hit_chunks", "loaded_chunks", "saved_chunks", "evicted_chunks")
+    assert [found[name] for name in counts] == [100, 75, 20, 10, 4]
+    assert found["seconds"] == 2.0
+    assert found["saved_bytes_s"] == 5 << 20
+    assert found["loaded_bytes_s"] == 10 << 20  # 20 chunks of 1 MiB in 2 s
+    asked = [(one["pid"], one["requested_chunks"], one["hit_chunks"]) for one in found["engines"]]
+    assert asked == [(8, 50, 20), (10, 5, 5)]
+    [tier] = found["tiers"]
+    assert (tier["get_bytes_s"], tier["put_bytes_s"], tier["hit_chunks"]) == (2 << 20, 0, 1)
+
+
+def test_of_a_new_server_everything_counts() -> None:
+    other = reply(server=replace(SERVER, epoch=b"f" * 16))
+    found = between(Moment(10.0, reply(), LATER), Moment(11.0, other, STATS))
+    assert (found["requested_chunks"], found["saved_chunks"]) == (200, 14)
+    assert found["engines"][0]["requested_chunks"] == 100
+
+
+@pytest.mark.parametrize("stats", [{}, {"lookup_chunks": 5}])
+def test_nothing_is_ever_negative(stats: dict[str, int]) -> None:
+    empty = reply(namespaces=(), engines=(), tiers=())
+    found = between(Moment(10.0, reply(), LATER), Moment(10.0, empty, stats))
+    assert found["seconds"] > 0
+    assert found["requested_chunks"] == found["loaded_bytes_s"] == found["saved_bytes_s"] == 0

@@ -1,0 +1,87 @@
+"""``kvkeep status``: the figures are the ones that a client counted; what is wrong is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from click.testing import CliRunner
+
+from server.cli import cli, overview, status
+from tests.server.cli.cached import FIRST, SECOND, Cached, keys_of
+from tests.server.cli.told import ENGINE, SPACE, STATS, reply
+from tests.wire.process import ServerProcess
+
+
+def test_it_agrees_with_what_the_client_counted(holding: Cached) -> None:
+    engine = holding.engine
+    asked = hit = loaded = 0
+    for number, keys in enumerate((keys_of(FIRST), keys_of([*SECOND, *range(9000, 9064)]))):
+        found = engine.lookup(keys, request=number + 1)
+        asked, hit = asked + len(keys), hit + found.ready
+        loaded += engine.read(found.lease, found.ready).shape[0]
+    document = holding.told("status")
+    assert (document["healthy"], document["reasons"]) == (True, [])
+    assert document["hits"] == {
+        "requested_chunks": asked,
+        "hit_chunks": hit,
+        "retrieved_chunks": loaded,
+        "published_chunks": 7,
+    }
+    assert document["l1"]["chunks"] == 7
+    assert document["server"]["pid"] == holding.server.pid
+    assert document["server"]["endpoint"] == holding.server.url
+    assert document["latency"]["LOOKUP"]["count"] == 2
+    [row] = document["engines"]
+    assert (row["pid"], row["state"], row["sessions"]) == (os.getpid(), "serving", 1)
+    assert (row["requested_chunks"], row["hit_chunks"], row["leases"]) == (asked, hit, 2)
+    [copier] = document["copiers"]
+    assert (copier["name"], copier["state"]) == ("host", "up")
+    [space] = document["namespaces"]
+    assert (space["fingerprint"], space["chunks"]) == (holding.name, 7)
+
+    shown = holding.run("status")
+    assert shown.exit_code == 0
+    assert f"{holding.server.url}, pid {holding.server.pid}, up " in shown.output
+    assert ": healthy\n" in shown.output
+    assert f"hits   {100 * hit / asked:.1f} % of {asked} chunks asked for" in shown.output
+    assert "LOOKUP 2 answered" in shown.output
+
+
+def test_a_tier_that_cannot_be_used_is_exit_code_3(short_dir: Path, shm_dir: Path) -> None:
+    options = ("--l1-size", "64M", "--l2", "disk:/proc/version/x?size=16M")
+    with ServerProcess(short_dir, shm_dir / "a", *options) as server:
+        shown = CliRunner().invoke(cli, ["status", "--endpoint", server.url])
+    assert shown.exit_code == 3
+    assert ": tier disk is " in shown.output.splitlines()[0]
+    assert "no engine is connected" in shown.output
+
+
+def test_nobody_there_is_exit_code_1(short_dir: Path) -> None:
+    shown = CliRunner().invoke(cli, ["status", "--endpoint", f"ipc://{short_dir}/none"])
+    assert shown.exit_code == 1
+    assert shown.output.count("\n") == 1
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    whole = reply(
+        engines=(ENGINE,) * 20, engines_more=3, namespaces=(SPACE,) * 30, namespaces_more=2
+    )
+    shown = status.text(overview.document(whole, {**STATS, "arena_quarantined_bytes": 1 << 20}))
+    lines = shown.splitlines()
+    assert "... and 11 more" in lines
+    assert "... and 20 more" in lines
+    assert "       1 MiB wait for engines, or former ones, to let go of them" in lines
+    assert "L1     16 MiB of 64 MiB (25.0 %), 10 MiB in 10 chunks; 4 evicted" in lines
+    assert sum(line.startswith("engine one") for line in lines) == status.MAX_ROWS
+    assert [line.split()[:6] for line in lines if line.startswith("disk")] == [
+        ["disk", "disk", "up", "1", "GiB", "of"]
+    ]
+
+
+def test_what_an_engine_calls_itself_does_nothing_to_the_terminal() -> None:
+    rude = msgspec.structs.replace(ENGINE, client="\x1b[2J[bold]x")
+    shown = status.text(overview.document(reply(engines=(rude,)), STATS))
+    assert "\x1b" not in shown
+    assert "?[2J[bold]x" in shown

@@ -1,0 +1,130 @@
+"""``kvkeep top``: one interval, lines for programs, a terminal, Ctrl-C, and a server that goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from server.cli import cli, top
+from server.cli.rates import Moment
+from tests.server.cli.cached import FIRST, Cached, keys_of
+from tests.server.cli.told import STATS, reply
+from tests.wire.process import ROOT
+
+
+def program(url: str, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "server", "top", "--endpoint", url, "--interval", "0.2", *arguments],
+        cwd=ROOT,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
+
+
+def line(running: subprocess.Popen[bytes], limit_s: float = 20.0) -> dict[str, Any]:
+    """The next object."""
+    assert running.stdout is not None
+    assert select.select([running.stdout], [], [], limit_s)[0]
+    found = json.loads(running.stdout.readline())
+    assert isinstance(found, dict)
+    return found
+
+
+def ended(running: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=20)
+    return running.returncode, said
+
+
+def test_one_interval_has_what_the_client_did_in_it(holding: Cached) -> None:
+    engine, keys, told = holding.engine, keys_of(FIRST), []
+
+    def look() -> None:
+        told.append(holding.told("top", "--once", "--interval", "1"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    time.sleep(0.4)
+    for number in range(3):
+        engine.lookup(keys, request=number + 1)
+    looking.join()
+    rates = told[0]["rates"]
+    assert (rates["requested_chunks"], rates["hit_chunks"]) == (15, 15)
+    [row] = rates["engines"]
+    assert (row["pid"], row["requested_chunks"], row["hit_chunks"]) == (os.getpid(), 15, 15)
+    assert told[0]["l1"]["chunks"] == 7
+    shown = holding.run("top", "--once", "--interval", "0.2")
+    assert shown.exit_code == 0
+    assert "since the start 100.0 %" in shown.output
+    refused = holding.run("top")
+    assert refused.exit_code == 2
+    assert "--once or --json" in refused.output
+
+
+def test_lines_for_programs_until_ctrl_c_and_beyond_the_server(holding: Cached) -> None:
+    running = program(holding.server.url, "--json")
+    try:
+        assert line(running)["server"]["pid"] == holding.server.pid
+        assert line(running)["reasons"] == []
+        holding.server.kill()
+        while "away" not in (found := line(running)):
+            pass
+        assert found["away"].startswith(f"no answer from {holding.server.url}: ")
+        assert ended(running) == (0, b"")
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_on_a_terminal_it_shows_itself_until_ctrl_c(holding: Cached) -> None:
+    ours, theirs = pty.openpty()
+    running = program(holding.server.url, stdout=theirs)
+    try:
+        seen = b""
+        deadline_s = time.monotonic() + 20
+        while b"chunks/s loaded" not in seen and time.monotonic() < deadline_s:
+            if select.select([ours], [], [], 0.5)[0]:
+                seen += os.read(ours, 65_536)
+        assert b"chunks/s loaded" in seen
+        assert ended(running) == (0, b"")
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_nobody_there_is_exit_code_1(short_dir: Path) -> None:
+    for arguments in (["--once"], ["--json"]):
+        shown = CliRunner().invoke(cli, ["top", "--endpoint", f"ipc://{short_dir}/x", *arguments])
+        assert shown.exit_code == 1
+        assert shown.output.count("\n") == 1
+
+
+def test_a_frame_for_people() -> None:
+    later = {**STATS, "lookup_chunks": 300, "hit_chunks": 225, "copied_bytes": 24 << 20}
+    found = top.frame(Moment(10.0, reply(), STATS), Moment(12.0, reply(), later))
+    lines = top.text(found).splitlines()
+    assert lines[0] == "kvkeep at ipc:///x, pid 7, up 3h 12m: healthy"
+    assert lines[2] == "hits   75.0 % of 50 chunks/s; since the start 75.0 %"
+    assert lines[3] == "in     5 MiB/s, 0 chunks/s saved; 0 chunks/s evicted"
+    assert any(row.split()[:3] == ["disk", "up", "25.0"] for row in lines)
+    assert top.text({"away": "no answer"}) == "no answer"
+
+
+@pytest.mark.parametrize("interval", ["0.1", "61", "x"])
+def test_an_interval_that_is_none_is_refused(interval: str) -> None:
+    shown = CliRunner().invoke(cli, ["top", "--once", "--interval", interval])
+    assert shown.exit_code == 2
