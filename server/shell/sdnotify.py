@@ -51,7 +51,7 @@ class Notifier:
     def __init__(
         self, address: str = "", watchdog_us: int = 0, now_ns: Callable[[], int] = clock.now_ns
     ) -> None:
-        """Sends nothing yet; an address that cannot be used is said in the log.
+        """Sends nothing yet. An address that cannot be one is said in the log.
 
         Args:
             address: of the manager's socket: an absolute path, or ``@`` and an abstract name; empty
@@ -64,10 +64,12 @@ class Notifier:
         self._period_ns = watchdog_us * _NS_PER_US // _SIGNS_PER_PERIOD
         self._next_sign_ns = 0
         self._owed = ""
-        self._target = ""
-        self._socket: socket.socket | None = None
-        if address:
-            self._open(address)
+        # "@name" is how systemd writes the abstract name "\0name". Others, such as vsock:, are
+        # for virtual machines.
+        self._target = f"\0{address[1:]}" if address.startswith("@") else address
+        if address and (address[0] not in "/@" or len(address) < 2):
+            _log.warning("notify_socket: %s=%.200s cannot be used", ENV_SOCKET, address)
+            self._target = ""
 
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
@@ -120,7 +122,7 @@ class Notifier:
 
     def alive(self) -> None:
         """A turn of the loop has ended. Called about once a second, by the loop."""
-        if self._socket is None:
+        if not self._target:
             return
         if self._owed and self._send(self._owed):
             self._owed = ""
@@ -135,29 +137,14 @@ class Notifier:
         self._owed = ""
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int(END_S * 1e6)}\n{_status('ending')}")
 
-    def close(self) -> None:
-        """Lets go of the socket. Idempotent; nothing is sent any more."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _open(self, address: str) -> None:
-        # "@name" is how systemd writes the abstract name "\0name". Others, such as vsock:, are
-        # for virtual machines.
-        if address[0] not in "/@" or len(address) < 2:
-            _log.warning("notify_socket: %s=%.200s cannot be used", ENV_SOCKET, address)
-            return
-        self._target = f"\0{address[1:]}" if address[0] == "@" else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.setblocking(False)
-
     def _send(self, text: str) -> bool:
         """Whether it was taken, or there is nobody to take it."""
-        if self._socket is None:
+        if not self._target:
             return True
         try:
-            # By name each time: a manager that is started anew makes its socket anew.
-            self._socket.sendto(text.encode("utf-8", "replace"), self._target)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
+                one.setblocking(False)
+                one.sendto(text.encode("utf-8", "replace"), self._target)
         except OSError as error:
             if not self.num_lost:
                 _log.warning("notify_socket: the service manager was not told: %s", error)
