@@ -136,12 +136,13 @@ def make_kv_connector_config(server_url: str | None = None) -> Any:
     return config_class(**names)
 
 
-def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
+def read_settings(llm_args: Any, environ: Mapping[str, str], own_default: str = "") -> Settings:
     """Reads all settings.
 
     Args:
         llm_args: the engine's arguments.
         environ: environment variables.
+        own_default: URL of a connector class that has one.
 
     Returns:
         The settings.
@@ -150,7 +151,7 @@ def read_settings(llm_args: Any, environ: Mapping[str, str]) -> Settings:
         ConfigError: naming the setting, its unit and the valid range.
     """
     return Settings(
-        server=resolve_server_url(llm_args, environ),
+        server=resolve_server_url(llm_args, environ, own_default),
         weights_epoch=_text(environ, ENV_WEIGHTS_EPOCH, 512),
         lora_digests=read_lora_digests(environ.get(ENV_LORA_DIGESTS)),
         chunk_tokens=_integer(environ, ENV_CHUNK_TOKENS, 0, 1, _MAX_CHUNK_TOKENS, "tokens"),

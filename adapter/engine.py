@@ -307,7 +307,8 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
     Args:
         llm_args: the object both are constructed with.
         role: of the caller.
-        member: the caller.
+        member: the caller; its ``default_server_url``, if it has one, is where the server is that
+            no setting names.
 
     Returns:
         The shared part; the caller must keep it.
@@ -315,7 +316,7 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
     Raises:
         ConfigError: a setting is wrong.
     """
-    settings = read_settings(llm_args, os.environ)
+    settings = read_settings(llm_args, os.environ, getattr(member, "default_server_url", ""))
 
     def found() -> Engine:
         LOGGER.info("kvkeep: server %s (from %s)", settings.server.url, settings.server.source)

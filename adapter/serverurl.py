@@ -48,7 +48,9 @@ class ServerUrl:
         return self.url == EMBEDDED_URL
 
 
-def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
+def resolve_server_url(
+    llm_args: Any, environ: Mapping[str, str], own_default: str = ""
+) -> ServerUrl:
     """Finds the server's URL: connector config, environment, file, default, in this order.
 
     A setting that is there but empty is wrong, not absent (B46).
@@ -56,6 +58,8 @@ def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
     Args:
         llm_args: ``kv_connector_config.server_url`` is read if it exists (host contract §2).
         environ: environment variables.
+        own_default: of a connector class that has one. It comes before what LMCache's settings
+            say, which for such a class name something else than the server.
 
     Returns:
         The first one set, in normal form.
@@ -67,9 +71,12 @@ def resolve_server_url(llm_args: Any, environ: Mapping[str, str]) -> ServerUrl:
     configured = getattr(getattr(llm_args, "kv_connector_config", None), "server_url", None)
     if configured is not None:
         return check_url(str(configured), "kv_connector_config.server_url")
-    for name in (ENV_SERVER_URL, ENV_LMCACHE_URL):
-        if name in environ:
-            return check_url(environ[name], name)
+    if ENV_SERVER_URL in environ:
+        return check_url(environ[ENV_SERVER_URL], ENV_SERVER_URL)
+    if own_default:
+        return check_url(own_default, "the connector class")
+    if ENV_LMCACHE_URL in environ:
+        return check_url(environ[ENV_LMCACHE_URL], ENV_LMCACHE_URL)
     if ENV_LMCACHE_FILE in environ:
         found = _url_of_file(environ[ENV_LMCACHE_FILE])
         if found is not None:

@@ -113,6 +113,14 @@ def test_both_sides_get_the_same_one(url: str, caplog: pytest.LogCaptureFixture)
     assert engine_for(Args(), "scheduler", Member()).instance != worker.instance
 
 
+def test_a_member_may_say_where_its_server_is_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRTLLM_KVKEEP_SERVER_URL", raising=False)
+    member = Member()
+    member.default_server_url = "inproc://"  # type: ignore[attr-defined]
+    assert engine_for(Args(), "worker", member).settings.server.is_embedded
+    assert not engine_for(Args(), "worker", Member()).settings.server.is_embedded
+
+
 def test_a_misspelt_setting_is_named_once(
     url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,17 @@ def test_precedence(tmp_path: Path) -> None:
     assert found.source == "kv_connector_config.server_url"
 
 
+def test_a_connector_class_may_have_a_default_of_its_own() -> None:
+    """It stands before LMCache's settings, and behind those that name a server of kvkeep's."""
+    environ = {ENV_LMCACHE_URL: "tcp://localhost:3", ENV_LMCACHE_FILE: "/nowhere"}
+    found = resolve_server_url(url_args(None), environ, "inproc://")
+    assert (found.is_embedded, found.source) == (True, "the connector class")
+    environ[ENV_SERVER_URL] = "tcp://localhost:2"
+    assert resolve_server_url(url_args(None), environ, "inproc://").source == ENV_SERVER_URL
+    found = resolve_server_url(url_args("tcp://localhost:1"), environ, "inproc://")
+    assert found.url == "tcp://127.0.0.1:1"
+
+
 def test_default_without_any_setting(tmp_path: Path) -> None:
     found = resolve_server_url(object(), {"XDG_RUNTIME_DIR": str(tmp_path)})
     assert found.source == "default"
