@@ -1,6 +1,6 @@
 """``doctor``: says what of kvkeep works on this machine, and what to change where it does not.
 
-Must not know: how anything is found out (``hostcheck``, ``tiercheck``, ``gpucheck``). Runs in: the
+Must not know: how anything is found out (``hostcheck`` and its like). Runs in: the
 process of the command line, which imports nothing of CUDA: that is tried in children.
 """
 
@@ -23,10 +23,11 @@ def command(as_json: bool) -> None:
     few MiB on each GPU, shares them with a second process, and page-locks 64 MiB, for a moment.
     The exit code is 1 when something will not work.
     """
-    from server.cli import findings, gpucheck, hostcheck, tiercheck
+    from server.cli import findings, gpucheck, hostcheck, presetcheck, tiercheck
 
     found = hostcheck.findings(os.environ)
     found += tiercheck.findings(os.environ)
+    found += presetcheck.findings()
     found += gpucheck.findings(os.environ, gpucheck.driver())
     if as_json:
         click.echo(json.dumps(findings.document(found), indent=2))

@@ -1,8 +1,8 @@
 """What ``doctor`` says of TensorRT-LLM's presets: which code each of their names leads to here.
 
 Looks at files and at what distributions say of themselves: nothing of LMCache or TensorRT-LLM is
-imported, which would take seconds and may fail without a GPU. Must not know: how findings are shown.
-Runs in: the process of the command line.
+imported, which would take seconds and may fail without a GPU. Must not know: how findings are
+shown. Runs in: the process of the command line.
 """
 
 from __future__ import annotations

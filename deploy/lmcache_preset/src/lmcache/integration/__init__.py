@@ -1,0 +1,1 @@
+"""The folder of the preset's path; holds nothing itself."""

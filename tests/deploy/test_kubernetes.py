@@ -1,0 +1,105 @@
+"""The manifests against Kubernetes' schemas, and what they may not ask for. None was applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import KEYS, variable
+from server.sizes import parse_size
+from tests.deploy.linters import complaints
+from tests.repository import tree
+
+MANIFESTS = tree.ROOT / "deploy" / "kubernetes"
+NAMES = ("daemonset.yaml", "engine.yaml")
+VERSIONS = ("1.29", "1.34")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml")
+    return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
+
+
+def pod(name: str) -> dict[str, Any]:
+    """The specification of a manifest's pods."""
+    found = documents(name)[-1]["spec"]
+    return dict(found["template"]["spec"] if "template" in found else found)
+
+
+def containers(name: str) -> Iterator[dict[str, Any]]:
+    yield from pod(name).get("initContainers", [])
+    yield from pod(name)["containers"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_manifests_have_their_schema(name: str, version: str) -> None:
+    arguments = ("--strict", "--version", version)
+    assert complaints("kubernetes-validate", *arguments, MANIFESTS / name) == ""
+
+
+def test_the_schemas_are_awake(tmp_path: Path) -> None:
+    worse = tmp_path / "engine.yaml"
+    worse.write_text(
+        (MANIFESTS / "engine.yaml").read_text().replace("containerPort", "containerport")
+    )
+    arguments = ("--strict", "--version", VERSIONS[-1])
+    assert "containerport" in complaints("kubernetes-validate", *arguments, worse)
+
+
+def test_all_yaml_passes_its_linter() -> None:
+    rules = tree.ROOT / "deploy" / ".yamllint.yaml"
+    files = [tree.ROOT / path for path in tree.files("deploy", suffix=".yaml")]
+    assert len(files) >= 6
+    assert complaints("yamllint", "--strict", "-c", rules, *files) == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_the_node_is_taken_but_a_folder(name: str) -> None:
+    spec = pod(name)
+    assert {"hostIPC", "hostNetwork", "hostPID", "shareProcessNamespace"}.isdisjoint(spec)
+    paths = [one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one]
+    assert paths == ["/run/kvkeep"]
+    for one in containers(name):
+        context = one["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert "privileged" not in context
+        assert "memory" in one["resources"]["limits"]
+
+
+def test_only_the_folder_is_made_as_root() -> None:
+    first, server = containers("daemonset.yaml")
+    assert first["securityContext"]["runAsUser"] == 0
+    assert first["securityContext"]["capabilities"]["add"] == ["CHOWN", "FOWNER"]
+    assert server["securityContext"]["runAsUser"] == 10001
+    assert server["securityContext"]["runAsNonRoot"] is True
+    assert "add" not in server["securityContext"]["capabilities"]
+
+
+def test_the_arena_fits_into_volume_and_limit() -> None:
+    [_, server] = containers("daemonset.yaml")
+    settings = {one["name"]: one["value"] for one in server["env"]}
+    assert set(settings) <= {variable(key) for key in KEYS}
+    arena = parse_size("l1-size", settings["KVKEEP_L1_SIZE"])
+    [volume] = [one for one in pod("daemonset.yaml")["volumes"] if one["name"] == "arena"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    assert arena < parse_size("x", volume["emptyDir"]["sizeLimit"])
+    assert arena < parse_size("x", server["resources"]["limits"]["memory"])
+    [mount] = [one for one in server["volumeMounts"] if one["name"] == "arena"]
+    assert settings["KVKEEP_ARENA_DIR"].startswith(mount["mountPath"] + "/")
+
+
+def test_engines_reach_the_servers_socket() -> None:
+    [_, server] = containers("daemonset.yaml")
+    [engine] = containers("engine.yaml")
+    url = {one["name"]: one["value"] for one in engine["env"]}["TRTLLM_KVKEEP_SERVER_URL"]
+    assert url == {one["name"]: one["value"] for one in server["env"]}["KVKEEP_ENDPOINT"]
+    folder = url.removeprefix("ipc://").rpartition("/")[0]
+    for one in (server, engine):
+        assert folder in [mount["mountPath"] for mount in one["volumeMounts"]]
+    group = server["securityContext"]["runAsGroup"]
+    assert pod("engine.yaml")["securityContext"]["supplementalGroups"] == [group]
