@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protocol import endpoint
+from protocol import endpoint, flatyaml
 from protocol.errors import ConfigError, ErrorCode
 
 ENV_SERVER_URL: Final = "TRTLLM_KVKEEP_SERVER_URL"
@@ -23,6 +23,9 @@ ENV_LMCACHE_FILE: Final = "LMCACHE_CONFIG_FILE"
 
 FILE_KEYS: Final = ("server_url", "remote_url")
 """Keys of an LMCache configuration file that name a server, in order of precedence."""
+
+STORES: Final = ("redis", "rediss", "redis-sentinel", "valkey", "mooncakestore", "s3", "fs")
+"""Schemes of a ``remote_url`` that name no server but a store: the server's to use, as a tier."""
 
 EMBEDDED_URL: Final = "inproc://"
 """Embedded mode: no server to set up, the engine starts a private one."""
@@ -107,7 +110,8 @@ def check_url(url: str, source: str) -> ServerUrl:
 def _url_of_file(path: str) -> ServerUrl | None:
     values = read_flat_yaml(read_file(path, f"{ENV_LMCACHE_FILE} (file {path})"))
     for key in FILE_KEYS:
-        if values.get(key) is not None:
+        kind = str(values.get(key)).partition("://")[0]
+        if values.get(key) is not None and not (key == "remote_url" and kind in STORES):
             return check_url(str(values[key]), f"key {key} of {path} ({ENV_LMCACHE_FILE})")
     return None
 
@@ -130,28 +134,13 @@ def read_flat_yaml(
     try:
         yaml = load("yaml")
     except ImportError:
-        return _flat_lines(text)
+        return dict(flatyaml.scalars(text))
     try:
         parsed = yaml.safe_load(text)
     except Exception:  # noqa: BLE001 - other keys of that file are not ours; besides YAMLError it
         # raises ValueError for days that no month has, and RecursionError.
-        return _flat_lines(text)
+        return dict(flatyaml.scalars(text))
     return {str(k): v for k, v in parsed.items()} if isinstance(parsed, dict) else {}
-
-
-def _flat_lines(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for line in text.splitlines():
-        key, colon, rest = line.partition(":")
-        if not colon or not key or key[0] in " \t#-" or (rest and rest[0] not in " \t"):
-            continue
-        rest = rest.strip()
-        if rest[:1] in ("'", '"'):
-            values[key.strip()] = rest[1:].partition(rest[0])[0]
-            continue
-        value = "" if rest.startswith("#") else rest.partition(" #")[0].strip()
-        values[key.strip()] = None if value in ("", "null", "~") else value
-    return values
 
 
 def read_file(path: str, source: str) -> str:

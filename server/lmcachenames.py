@@ -7,6 +7,7 @@ whether a setting is right, who uses it. Runs in: the main process, at start; th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from protocol import flatyaml
 from protocol.errors import ConfigError, ErrorCode
 from server import configfile
-from server.sizes import invalid
+from server.sizes import GIB, invalid
 
 FILE_VARIABLE = "LMCACHE_CONFIG_FILE"
 DEFAULT_HOST, DEFAULT_PORT = "localhost", 5555
@@ -23,6 +24,9 @@ FOLDER = "kvkeep"
 
 FLAGS = ("host", "port", "chunk-size", "l1-size-gb", "eviction-policy", "max-workers")
 """Flags of LMCache's server that ``launch`` takes, too."""
+
+_FINE = re.compile(r"[0-9]{1,6}\.[0-9]{4,12}")
+"""More digits than a size of ours may have."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 _CHUNKS = "engines decide, each by TRTLLM_KVKEEP_CHUNK_TOKENS"
@@ -90,7 +94,7 @@ def of_flags(given: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]
         name = f"[{host}]" if host == "::1" else host or DEFAULT_HOST
         values["endpoint"] = f"tcp://{name}:{port or DEFAULT_PORT}"
     if size is not None:
-        values["l1-size"] = f"{size.strip()}G"
+        values["l1-size"] = _size(size)
     notes = [
         f"--{name} has no counterpart here: {WITHOUT_COUNTERPART[name]}"
         for name in FLAGS
@@ -170,7 +174,7 @@ class _Reader:
     def memory(self, size: str | None, is_used: str | None) -> None:
         """``max_local_cpu_size`` in GiB; ``local_cpu``."""
         if size is not None:
-            self._values["l1-size"] = Found(f"{size}G", self.where("max_local_cpu_size"))
+            self._values["l1-size"] = Found(_size(size), self.where("max_local_cpu_size"))
         if is_used is not None and is_used.lower() in ("false", "no", "off"):
             self.note("local_cpu", _MEMORY)
 
@@ -186,7 +190,7 @@ class _Reader:
         elif size is None or not size.strip("0."):
             self.note("local_disk", "a tier on a disk needs a size, max_local_disk_size")
         else:
-            url = f"disk:{quote(folder)}/{FOLDER}?size={size}G"
+            url = f"disk:{quote(folder)}/{FOLDER}?size={_size(size)}"
             self._tiers.append((url, "local_disk"))
 
     def server(self, url: str | None) -> None:
@@ -227,6 +231,14 @@ class _Reader:
             source = self.where(" and ".join(key for _, key in self._tiers))
             self._values["l2"] = Found(urls, source)
         return Foreign(self._values, tuple(self.notes))
+
+
+def _size(gib: str) -> str:
+    """A number of GiB as a size; what is none is left to the setting's own check."""
+    text = gib.strip()
+    if _FINE.fullmatch(text):
+        return str(int(float(text) * GIB))
+    return f"{text}G"
 
 
 def _has_port(authority: str) -> bool:

@@ -26,7 +26,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
         The command with them, as a decorator has it.
     """
-    for setting in reversed(SETTINGS.values()):
+    for setting in reversed(tuple(SETTINGS.values())):
         command = click.option(
             f"--{setting.key}",
             metavar=setting.metavar,

@@ -79,10 +79,12 @@ def head(document: dict[str, Any]) -> str:
 
 
 def engines(document: dict[str, Any]) -> str:
-    """A row for each engine's process."""
+    """A row for each engine's process; what it holds back only where one does."""
     from server.cli.tables import Column, plain, share, span, table
     from server.sizes import format_size
 
+    held = [format_size(one["quarantined_bytes"]) for one in document["engines"]]
+    is_any_held = any(one["quarantined_bytes"] for one in document["engines"])
     rows = [
         [
             plain(one["client"]) or "?",
@@ -93,14 +95,15 @@ def engines(document: dict[str, Any]) -> str:
             str(one["sessions"]),
             str(one["leases"]),
             share(one["hit_chunks"], one["requested_chunks"]),
-            format_size(one["quarantined_bytes"]) if one["quarantined_bytes"] else "-",
+            *([size] if is_any_held else []),
         ]
-        for one in document["engines"]
+        for one, size in zip(document["engines"], held, strict=True)
     ]
     if not rows:
         return "no engine is connected"
     columns = [Column("engine", can_shrink=True), Column("pid", is_number=True), Column("state")]
-    names = ("here for", "last heard", "ranks", "leases", "hits", "holds back")
+    names = ["here for", "last heard", "ranks", "leases", "hits"]
+    names += ["holds back"] if is_any_held else []
     columns += [Column(name, is_number=True) for name in names]
     more = document["engines_more"] + max(0, len(rows) - MAX_ROWS)
     return table(columns, rows[:MAX_ROWS]) + left_out(more)

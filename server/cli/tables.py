@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_WIDTH, PIPED_WIDTH = 40, 160
+_GAP = 3
+_MIN_SHRUNK = 8
 FINGERPRINT_SHOWN = 12
 """Digits of a fingerprint in a table; the commands take the beginning of one, too."""
 
@@ -56,25 +58,34 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], columns_wide
     from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-    for column in columns:
+    wide = columns_wide or width()
+    longest = [
+        max(len(text) for text in (column.title, *(row[at] for row in rows)))
+        for at, column in enumerate(columns)
+    ]
+    whole = sum(size for size, one in zip(longest, columns, strict=True) if not one.can_shrink)
+    left = wide - whole - _GAP * (len(columns) - 1)
+    for size, column in zip(longest, columns, strict=True):
         made.add_column(
             column.title,
             justify="right" if column.is_number else "left",
             no_wrap=True,
             overflow="ellipsis",
-            min_width=8 if column.can_shrink else None,
+            # Left to itself it takes from every column alike.
+            min_width=None if column.can_shrink else size,
+            max_width=max(_MIN_SHRUNK, left) if column.can_shrink else None,
         )
     for row in rows:
         made.add_row(*map(Text, row))  # nothing in it is markup
     file = io.StringIO()
-    Console(file=file, width=columns_wide or width(), color_system=None).print(made)
+    Console(file=file, width=wide, color_system=None).print(made)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip("\n").split("\n"))
 
 
 def span(seconds: float) -> str:
     """A span of time in its two largest units, such as ``3h 12m``."""
     left = int(seconds)
-    parts = []
+    parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
         count, left = divmod(left, size)
         if count or parts or unit == "s":

@@ -12,6 +12,7 @@ from adapter.serverurl import (
     ENV_LMCACHE_FILE,
     ENV_LMCACHE_URL,
     ENV_SERVER_URL,
+    STORES,
     check_url,
     read_file,
     read_flat_yaml,
@@ -91,6 +92,18 @@ def test_odd_url_in_the_file_names_file_and_key(tmp_path: Path) -> None:
     file.write_text("server_url: lm://host:1\n")
     with pytest.raises(ConfigError, match=r"key server_url of .*c\.yaml"):
         resolve_server_url(object(), {ENV_LMCACHE_FILE: str(file)})
+
+
+def test_a_store_in_the_file_is_the_servers_and_no_servers_url(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    environ = {ENV_LMCACHE_FILE: str(file), "XDG_RUNTIME_DIR": str(tmp_path)}
+    for kind in STORES:
+        file.write_text(f"remote_url: {kind}://host:1\n")
+        assert resolve_server_url(object(), environ).source == "default"
+    for text in ("remote_url: lm://host:1\n", "remote_url: host:1\n", "server_url: redis://h:1\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"_url of .*c\.yaml"):
+            resolve_server_url(object(), environ)
 
 
 def test_missing_or_oversized_file(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ def test_flags_become_settings() -> None:
     assert notes == []
     assert of_flags({"host": "::1"})[0] == {"endpoint": "tcp://[::1]:5555"}
     assert of_flags({"port": "6000"})[0] == {"endpoint": "tcp://localhost:6000"}
+    assert of_flags({"l1-size-gb": "0.0625"})[0] == {"l1-size": str(64 << 20)}
     assert of_flags(dict.fromkeys(FLAGS)) == ({}, [])
     assert config.read(dict(values), {}).arena_bytes == 41 << 29
 

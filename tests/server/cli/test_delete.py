@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from protocol.messages import LookupReply, QueryPrefetchStatus
 from server import asking
 from server.cli.delete import told
 from tests.server.cli.cached import FIRST, SECOND, SYSTEM, Cached, cached, keys_of
@@ -62,7 +63,10 @@ def test_a_tier_forgets_too(short_dir: Path, shm_dir: Path) -> None:
         found = holding.told("delete", "--tokens", prompts, "--namespace", "test/model")
         # SECOND lost its beginning, and so all of itself.
         assert (found["deleted"], found["found_after"], found["tiers_pending"]) == (7, 0, 0)
-        reply = holding.engine.lookup(keys_of(FIRST))
+        engine = holding.engine
+        engine.lookup(keys_of(FIRST))
+        body = QueryPrefetchStatus(session=engine.session, request=1, wait_ms=5000)
+        reply = engine.wire.call(body, LookupReply)
         assert (reply.ready, reply.final) == (0, True)
 
 

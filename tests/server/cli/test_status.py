@@ -73,11 +73,19 @@ def test_long_lists_are_cut_and_counted() -> None:
     assert "... and 11 more" in lines
     assert "... and 20 more" in lines
     assert "       1 MiB wait for engines, or former ones, to let go of them" in lines
-    assert "L1     16 MiB of 64 MiB (25.0 %), 10 MiB in 10 chunks; 4 evicted" in lines
+    assert "L1     16 MiB of 64 MiB (25.0 %), 300 MiB in 10 chunks; 4 evicted" in lines
     assert sum(line.startswith("engine one") for line in lines) == status.MAX_ROWS
     assert [line.split()[:6] for line in lines if line.startswith("disk")] == [
         ["disk", "disk", "up", "1", "GiB", "of"]
     ]
+
+
+def test_what_engines_hold_back_has_a_column_where_one_does() -> None:
+    assert "holds back" not in status.text(overview.document(reply(), STATS))
+    slow = msgspec.structs.replace(ENGINE, quarantined_bytes=3 << 20)
+    shown = status.text(overview.document(reply(engines=(ENGINE, slow)), STATS))
+    rows = [line.split() for line in shown.splitlines() if line.startswith("engine one")]
+    assert [row[-2:] for row in rows] == [["0", "bytes"], ["3", "MiB"]]
 
 
 def test_what_an_engine_calls_itself_does_nothing_to_the_terminal() -> None:
