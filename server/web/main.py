@@ -69,7 +69,9 @@ def main(side: str, listen: Listen, parent: int | None) -> None:
     try:
         door = _bound(listen)
     except OSError as error:
-        click.echo(f"kvkeep: no pages at {listen.netloc()}: {error.strerror}", err=True)
+        number = error.errno or 0  # below 0: of a name that leads nowhere
+        why = os.strerror(number) if number > 0 else error.strerror
+        click.echo(f"kvkeep: no pages at {listen.netloc()}: {why}", err=True)
         raise SystemExit(EXIT_CANNOT_LISTEN) from None
     server = create_server(
         Pages(listen, watch.view, history),

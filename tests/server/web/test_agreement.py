@@ -1,0 +1,87 @@
+"""What a script counts, STATS, /metrics and the dashboard say agrees to the last chunk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server import asking
+from server.web.watch import FRESH_S
+from tests.server.web.pageserver import Pages, serving
+from tests.server.web.traffic import Script, scripted
+from tests.wire.client import make_namespace
+from tests.wire.process import ServerProcess
+
+# What a script counts, by the name that STATS has for it.
+COUNTS = {
+    "lookups": "lookups",
+    "asked": "lookup_chunks",
+    "hit": "hit_chunks",
+    "loaded": "retrieved_chunks",
+    "stored": "stored_chunks",
+    "stores": "stores_answered",
+    "published": "published_chunks",
+    "copied_bytes": "copied_bytes",
+}
+GAUGES = ("chunks", "leases", "sessions", "namespaces", "slots_held", "arena_bytes", "stores")
+
+
+@pytest.fixture
+def server(short_dir: Path, shm_dir: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(short_dir, shm_dir / "a", "--l1-size", "8M", "--extent-size", "1M") as made:
+        yield made
+
+
+@pytest.fixture
+def pages(server: ServerProcess) -> Iterator[Pages]:
+    with serving(server.side_path) as (made, _):
+        yield made
+
+
+def test_everybody_counts_the_same(server: ServerProcess, pages: Pages) -> None:
+    scripts = [
+        scripted(server, make_namespace(model=f"some/model-{number}")) for number in range(2)
+    ]
+    try:
+        for number, script in enumerate(scripts):
+            script.play(prompts=9, seed=1 + 100 * number)
+        time.sleep(FRESH_S + 0.1)  # the pages may show what is a second old
+        stats = asking.stats(server.side_path, 10)
+        metrics, status = pages.metrics(), pages.json("/api/status")
+        for own, name in COUNTS.items():
+            expected = sum(getattr(script.counted, own) for script in scripts)
+            assert expected > 0, own
+            told = (stats[name], metrics[f"kvkeep_{name}_total"], status["stats"][name])
+            assert told == (expected,) * 3, name
+        for name in GAUGES:
+            assert stats[name] == metrics[f"kvkeep_{name}"] == status["stats"][name], name
+        assert stats["lookup_chunks"] > stats["hit_chunks"] > stats["retrieved_chunks"]
+        check_rows(scripts, metrics, status["status"])
+    finally:
+        for script in scripts:
+            script.engine.close()
+
+
+def check_rows(
+    scripts: list[Script], metrics: dict[str, float], status: dict[str, list[dict[str, int]]]
+) -> None:
+    """Each engine's own counts, those of its namespace, and the histogram's number of LOOKUPs."""
+    lookups = sum(script.counted.lookups for script in scripts)
+    assert metrics['kvkeep_request_seconds_count{op="LOOKUP"}'] == lookups
+    rows = {row["instance"]: row for row in status["engines"] if row["state"] == "serving"}
+    assert len(rows) == len(scripts)
+    for script in scripts:
+        row = rows[script.engine.instance.hex()]
+        assert row["requested_chunks"] == script.counted.asked
+        assert row["hit_chunks"] == script.counted.hit
+        labels = (
+            f'{{client="tests",engine="{script.engine.instance.hex()[:12]}",pid="{row["pid"]}"}}'
+        )
+        assert metrics[f"kvkeep_engine_requested_chunks_total{labels}"] == script.counted.asked
+        assert metrics[f"kvkeep_engine_hit_chunks_total{labels}"] == script.counted.hit
+    held = {row["name"]: row["chunks"] for row in status["namespaces"]}
+    assert sum(held.values()) == metrics["kvkeep_chunks"]
+    assert held.keys() == {"some/model-0", "some/model-1"}

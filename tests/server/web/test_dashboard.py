@@ -1,0 +1,185 @@
+"""The dashboard in a real browser, against a loaded server: narrow and wide, light and dark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.web.browser import CONTRAST, OVERFLOW, Browser, browsing
+from tests.server.web.pageserver import Pages, serving
+from tests.server.web.traffic import Script, scripted
+from tests.wire.client import make_namespace
+from tests.wire.process import ServerProcess, wait_until
+
+LOOKS = [(360, 740, False), (360, 740, True), (1280, 900, False), (1280, 900, True)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="kvk-") as short,
+        tempfile.TemporaryDirectory(prefix="kvk-", dir="/dev/shm") as shared,
+    ):
+        yield Path(short), Path(shared)
+
+
+@pytest.fixture(scope="module")
+def server(folders: tuple[Path, Path]) -> Iterator[ServerProcess]:
+    short, shared = folders
+    sizes = ("--l1-size", "8M", "--extent-size", "1M", "--l2", f"disk:{short}/l2?size=64M")
+    with ServerProcess(short, shared / "a", *sizes) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pages(server: ServerProcess) -> Iterator[Pages]:
+    with serving(server.side_path) as (made, _):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def script(server: ServerProcess, pages: Pages) -> Iterator[Script]:
+    """An engine at work while the tests run; its model's name would be markup if trusted."""
+    busy = scripted(server, make_namespace(model="<b>some</b>/model"))
+    ending = threading.Event()
+
+    def play() -> None:
+        seed = 1
+        while not ending.wait(0.05):
+            busy.play(prompts=3, seed=seed)
+            seed = (seed + 2) % 60 + 1
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    yield busy
+    ending.set()
+    thread.join(20)
+    busy.engine.close()
+
+
+@pytest.fixture(scope="module")
+def browser(folders: tuple[Path, Path], script: Script) -> Iterator[Browser]:
+    with browsing(folders[0] / "profile") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, pages: Pages) -> Browser:
+    """The page with two points of the history, so that there are lines to draw."""
+    browser.look(1280, 900, is_dark=False)
+    browser.driver.get(pages.url)
+    drawn = "return document.querySelectorAll('#chart-chunks path.series').length"
+    assert wait_until(lambda: browser.run(drawn) == 2, 25, every_s=0.25), browser.complaints()
+    return browser
+
+
+@pytest.mark.parametrize(("width", "height", "is_dark"), LOOKS)
+def test_it_looks_right(
+    page: Browser, build_dir: Path, width: int, height: int, is_dark: bool
+) -> None:
+    page.look(width, height, is_dark)
+    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(18, 22, 28)") == is_dark, ground
+    # Charts are drawn anew for the width.
+    charts = (
+        "return [...document.querySelectorAll('.chart svg')]"
+        ".map((one) => one.viewBox.baseVal.width)"
+    )
+    assert wait_until(lambda: max(page.run(charts)) <= width, 5, every_s=0.1)
+    name = f"dashboard-{width}-{'dark' if is_dark else 'light'}.png"
+    page.picture(build_dir / name)
+    assert page.run(OVERFLOW) == []
+    assert page.run(CONTRAST) == []
+
+
+def test_it_shows_what_is_there(page: Browser, server: ServerProcess) -> None:
+    def text(name: str) -> str:
+        return str(page.run(f"return document.getElementById('{name}').innerText"))
+
+    page.look(1280, 900, is_dark=False)
+    assert text("state") in ("ready", "not ready")
+    assert "L1" in text("tiers")
+    assert "disk" in text("tiers")
+    assert "tests" in text("engines")
+    assert "serving" in text("engines")
+    assert "<b>some</b>/model" in text("namespaces")
+    assert page.run("return document.querySelectorAll('main b').length") == 2, "tiers' names alone"
+    assert "LOOKUP" in text("latency")
+    assert "loop" in text("checks")
+    assert "%" in text("tiles")
+    assert str(server.pid) in text("server")
+
+
+def test_it_is_accessible_as_far_as_a_program_can_tell(page: Browser) -> None:
+    assert page.run("return document.documentElement.lang") == "en"
+    pictures = page.run(
+        "return [...document.querySelectorAll('svg:not([aria-hidden])')]"
+        ".map((one) => [one.getAttribute('role'), one.getAttribute('aria-label')])"
+    )
+    assert len(pictures) >= 4
+    assert all(role == "img" and label for role, label in pictures)
+    assert page.run("return [...document.querySelectorAll('table')].every((one) => one.caption)")
+    heads = "return [...document.querySelectorAll('th')].every((one) => one.scope)"
+    assert page.run(heads)
+    meters = page.run(
+        "return [...document.querySelectorAll('[role=meter]')]"
+        ".map((one) => one.ariaLabel && Number(one.ariaValueNow))"
+    )
+    assert meters
+    assert all(0 <= value <= 100 for value in meters)
+    levels = page.run("return [...document.querySelectorAll('h1,h2,h3')].map((one) => one.tagName)")
+    assert levels[0] == "H1"
+    assert levels.count("H1") == 1
+    buttons = page.run(
+        "return [...document.querySelectorAll('button')].map((one) => one.ariaPressed)"
+    )
+    assert sorted(buttons) == ["false", "false", "true"]
+
+
+def test_another_stretch_of_time_can_be_chosen(page: Browser) -> None:
+    ends = "return [...document.querySelectorAll('#chart-ratio text')].slice(-3)[0].textContent"
+    before = page.run(ends)
+    page.run("document.querySelector('[data-minutes=\"60\"]').click()")
+    assert page.run(ends) != before
+    assert page.run("return document.querySelector('[data-minutes=\"60\"]').ariaPressed") == "true"
+
+
+def test_a_pointer_shows_the_values_of_a_moment(page: Browser) -> None:
+    page.run(
+        "const one = document.querySelector('#chart-ratio svg[role=img]');"
+        "const box = one.getBoundingClientRect();"
+        "one.dispatchEvent(new PointerEvent('pointermove',"
+        " {clientX: box.right - 5, clientY: box.top + 50}));"
+    )
+    when = page.run("return document.querySelector('#chart-ratio .when').textContent")
+    assert when.count(":") == 2
+
+
+def test_a_server_that_does_not_answer_is_told_plainly(
+    page: Browser, server: ServerProcess, build_dir: Path
+) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        shown = "return document.getElementById('notice').innerText"
+        assert wait_until(lambda: "does not answer" in page.run(shown), 15, every_s=0.25)
+        assert "is from" in page.run(shown), "of when what is still shown is"
+        assert page.run("return document.getElementById('state').innerText") == "no answer"
+        assert page.run(CONTRAST) == []
+        page.picture(build_dir / "dashboard-no-answer.png")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    hidden = "return document.getElementById('notice').hidden"
+    assert wait_until(lambda: page.run(hidden), 15, every_s=0.25)
+
+
+def test_it_asked_nobody_else_and_the_console_is_empty(page: Browser, pages: Pages) -> None:
+    assert page.complaints() == []
+    asked = page.asked()
+    assert len(asked) >= 5
+    assert [address for address in asked if not address.startswith(pages.url)] == []
