@@ -21,7 +21,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.kvkeep-setup
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-seed=$(SEED))
-SOURCES := protocol server adapter tests .ci
+SOURCES := protocol server adapter tests deploy .ci
 
 .DEFAULT_GOAL := help
 .PHONY: help setup node demo test slow soak chaos fuzz bench bench-agentic gpu lint format clean

@@ -12,8 +12,8 @@ import time
 from collections.abc import MutableMapping
 from typing import Any
 
-from server import app
 from server.__main__ import main
+from server.shell import adoption
 from server.shell.sdnotify import Notifier
 
 _HANG_S = 60.0
@@ -29,7 +29,7 @@ def pretend(how: str, steps: int, step_s: float, allowance_s: float) -> None:
         allowance_s: what the manager is asked for, for each, in seconds.
     """
     made: list[Notifier] = []
-    from_environ, look = Notifier.from_environ, app.adoption.look
+    from_environ, look = Notifier.from_environ, adoption.look
 
     def keep(environ: MutableMapping[str, str], pid: int) -> Notifier:
         made.append(from_environ(environ, pid))
@@ -42,7 +42,7 @@ def pretend(how: str, steps: int, step_s: float, allowance_s: float) -> None:
         return look(*arguments)
 
     Notifier.from_environ = keep  # type: ignore[method-assign]
-    app.adoption.look = look_slowly
+    adoption.look = look_slowly  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_the_user_and_its_folders_are_made(tmp_path: Path) -> None:
     assert (made.st_uid, made.st_mode & 0o7777) == (uid, 0o750)
 
 
-def read(name: str) -> configparser.ConfigParser:
+def read(name: str) -> configparser.RawConfigParser:
     found = configparser.RawConfigParser(strict=False, comment_prefixes=("#",))
     found.optionxform = str  # type: ignore[assignment,method-assign]
     found.read_string((UNITS / name).read_text())
