@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server import config
 from server.config import KEYS, variable
 from tests.deploy.linters import complaints
 from tests.repository import tree
@@ -100,5 +101,6 @@ def test_the_server_may_do_nothing_beside_its_work() -> None:
         assert service["cap_drop"] == ["ALL"]
         assert service["read_only"] is True
         assert service["security_opt"] == ["no-new-privileges:true"]
-    named = set(compose()["services"]["kvkeep"]["environment"])
-    assert named <= {variable(key) for key in KEYS}
+    environ = compose()["services"]["kvkeep"]["environment"]
+    assert set(environ) <= {variable(key) for key in KEYS}
+    config.read({}, {key: re.sub(r"\$\{\w+:-(\w+)\}", r"\1", environ[key]) for key in environ})

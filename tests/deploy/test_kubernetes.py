@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server import config
 from server.config import KEYS, variable
 from server.sizes import parse_size
 from tests.deploy.linters import complaints
@@ -86,6 +87,7 @@ def test_the_arena_fits_into_volume_and_limit() -> None:
     [_, server] = containers("daemonset.yaml")
     settings = {one["name"]: one["value"] for one in server["env"]}
     assert set(settings) <= {variable(key) for key in KEYS}
+    config.read({}, settings)
     arena = size(settings["KVKEEP_L1_SIZE"])
     [volume] = [one for one in pod("daemonset.yaml")["volumes"] if one["name"] == "arena"]
     assert volume["emptyDir"]["medium"] == "Memory"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from server import config
 from server.config import KEYS, variable
 from server.shell import sdnotify
 from tests.repository import tree
@@ -159,6 +160,14 @@ def test_settings_named_are_settings(name: str) -> None:
     named = re.findall(r"^#?(?:Environment=)?(KVKEEP_\w+)=", (UNITS / name).read_text(), re.M)
     assert len(named) >= 3
     assert set(named) <= {variable(key) for key in KEYS}
+
+
+def test_the_settings_are_valid_ones() -> None:
+    text = (UNITS / SERVICE).read_text() + (UNITS / "kvkeep.env").read_text()
+    found = dict(re.findall(r"^#?(?:Environment=)?(KVKEEP_\w+)=(.*)$", text, re.M))
+    settings = config.read({}, found)
+    assert settings.endpoint.url == "ipc:///run/kvkeep/kvkeep.sock"
+    assert [tier.kind for tier in settings.tiers] == ["disk"]
 
 
 def test_what_the_server_needs_is_left_open() -> None:
