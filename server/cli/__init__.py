@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "inspect": "server.cli.inspect",
     "launch": "server.cli.launch",
     "pin": "server.cli.pin",
+    "retire": "server.cli.retire",
     "simulate": "server.cli.simulate",
     "stats": "server.cli.stats",
     "status": "server.cli.status",
@@ -45,6 +46,19 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(module).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuses a command that is none with the one that was most likely meant."""
+        name = args[0]
+        if name in COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        from server.schema import nearest
+
+        meant = nearest(name, COMMANDS)
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(COMMANDS))}."
+        raise click.UsageError(f"No such command {name!r}: {hint}", ctx)
 
 
 @click.group(cls=LazyGroup)

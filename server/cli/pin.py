@@ -70,14 +70,15 @@ def _pin(asker: Asker, fingerprint: bytes, keys: bytes, ttl_s: int) -> int:
     return asker.expect(body, ChunkCountReply, reaching.LIMIT_S).chunks
 
 
-def seconds(text: str) -> int:
+def seconds(text: str, option: str = "ttl") -> int:
     """Reads a span of time.
 
     Args:
         text: seconds, or a number with s, m, h or d.
+        option: that it is the value of, for the error.
 
     Raises:
-        ConfigError: INVALID_CONFIG: it is none, or longer than a PIN may be.
+        ConfigError: INVALID_CONFIG: it is none, or longer than 30 days, as long as a PIN may be.
     """
     from protocol.limits import MAX_TTL_S
     from server.sizes import invalid
@@ -85,5 +86,5 @@ def seconds(text: str) -> int:
     match = _SPAN.fullmatch(text.strip().lower())
     found = int(match[1]) * _UNITS[match[2]] if match is not None else 0
     if not 1 <= found <= MAX_TTL_S:
-        raise invalid("ttl", text, f"seconds, or 30m, 12h, 7d; {MAX_TTL_S // 86_400}d at most")
+        raise invalid(option, text, f"seconds, or 30m, 12h, 7d; {MAX_TTL_S // 86_400}d at most")
     return found

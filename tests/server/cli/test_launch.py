@@ -35,7 +35,10 @@ def test_help_names_every_command_and_the_options_of_launch() -> None:
 def test_an_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(cli, ["lunch"])
     assert result.exit_code == 2
-    assert "lunch" in result.output
+    assert "No such command 'lunch': did you mean launch?" in result.output
+    result = CliRunner().invoke(cli, ["qqq"])
+    assert result.exit_code == 2
+    assert "there are bench, clear" in result.output
 
 
 def test_help_imports_neither_numerics_nor_sockets() -> None:
