@@ -1,14 +1,19 @@
-"""Whether the arena fits this machine: its size, as set or derived, and the length of its files.
+"""Whether arena and tiers fit this machine: sizes as set or derived, and the length of files.
 
 Must not know: how an arena is made. Runs in: the main thread, at start.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
 from protocol.errors import ConfigError, ErrorCode
 from server import config as settings
 from server.config import ServerConfig
 from server.shell import memory
+from server.tierspec import TierSpec
 
 
 def fit_arena(
@@ -31,6 +36,12 @@ def fit_arena(
     """
     group = memory.cgroup_room(config.cgroup_root)
     rooms = [memory.machine_room(), *([group] if group is not None else [])]
+    lent_bytes = memory_of(config.tiers)
+    if lent_bytes:
+        what = f", less {settings.format_size(lent_bytes)} for porters of lower tiers"
+        rooms = [
+            memory.Room(room.name + what, max(0, room.free_bytes - lent_bytes)) for room in rooms
+        ]
     folder_free_bytes += held_bytes
     if is_in_memory:
         rooms = [memory.Room(room.name, room.free_bytes + held_bytes) for room in rooms]
@@ -52,6 +63,50 @@ def fit_arena(
             free_bytes=tightest.free_bytes,
         )
     return wanted_bytes
+
+
+def memory_of(tiers: Sequence[TierSpec]) -> int:
+    """Memory that porters take as their tiers' URLs say, beside the arena.
+
+    Args:
+        tiers: of the server.
+
+    Returns:
+        Bytes: what Mooncake's lend to the pool, and their buffers.
+    """
+    mine = [tier for tier in tiers if tier.kind == "mooncake"]
+    return sum(tier.number("segment") + tier.number("local_buffer") for tier in mine)
+
+
+def check_tiers(tiers: Sequence[TierSpec]) -> None:
+    """Checks that what a disk tier may take is no more than its disk has (B37).
+
+    What is free there does not count: some of it the tier may hold already.
+
+    Args:
+        tiers: of the server.
+
+    Raises:
+        ConfigError: INVALID_CONFIG naming tier and disk.
+    """
+    for tier in tiers:
+        if tier.kind != "disk":
+            continue
+        folder = Path(tier.location)
+        while not folder.is_dir() and folder != folder.parent:
+            folder = folder.parent
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            continue  # the tier says it, and is tried again
+        whole_bytes, size_bytes = found.f_blocks * found.f_frsize, tier.number("size")
+        if 0 < whole_bytes < size_bytes:
+            raise ConfigError(
+                ErrorCode.INVALID_CONFIG,
+                f"l2: {tier.name}: size={settings.format_size(size_bytes)} does not fit: the file "
+                f"system of {folder} has {settings.format_size(whole_bytes)} in all",
+                key="l2",
+            )
 
 
 def check_file_limit(extent_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -65,3 +66,24 @@ def test_b37_files_may_be_as_long_as_the_limit_says() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert caught.value.detail["key"] == "extent-size"
+
+
+def test_b37_memory_that_tiers_take_is_none_of_the_arenas(tmp_path: Path) -> None:
+    pool = "mooncake://m:1?segment=40M&local_buffer=8M"
+    limited = group(tmp_path, 112 * MIB)
+    assert fitting.fit_arena(config(limited, l2=pool), 10 * GIB) == 32 * MIB
+    assert fitting.memory_of(config(limited, l2=f"{pool} disk:/x?size=1G").tiers) == 48 * MIB
+    with pytest.raises(ConfigError, match="48 MiB for porters of lower tiers leaves 64 MiB"):
+        fitting.fit_arena(config(limited, l1_size="65M", l2=pool), 10 * GIB)
+    with pytest.raises(ConfigError, match="leaves 0 bytes"):
+        fitting.fit_arena(config(limited, l2="mooncake://m:1?segment=1G"), 10 * GIB)
+
+
+def test_b37_a_tier_is_no_larger_than_its_disk(tmp_path: Path) -> None:
+    whole = os.statvfs(tmp_path)
+    size_bytes = whole.f_blocks * whole.f_frsize
+    place = f"disk:{tmp_path}/not/yet?size="
+    fitting.check_tiers(config(tmp_path, l2=f"{place}{size_bytes} s3://bucket").tiers)
+    with pytest.raises(ConfigError, match=rf"disk: size=.* does not fit: .* of {tmp_path} has"):
+        fitting.check_tiers(config(tmp_path, l2=f"{place}{size_bytes + 1}").tiers)
+    fitting.check_tiers(())
