@@ -33,6 +33,9 @@ SETTINGS_PREFIX: Final = "TRTLLM_KVKEEP_INPROC_"
 ``KVKEEP_`` the server's settings do."""
 
 _SERVER_PREFIX: Final = "KVKEEP_"
+_OF_THE_MANAGER: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""Of an engine that is a service itself: its private server must not speak for it."""
+
 _NAME: Final = "kvkeep-inproc"
 _SOCKET: Final = "s"
 _SHARED: Final = "/dev/shm"
@@ -193,7 +196,8 @@ def server_environ(environ: Mapping[str, str]) -> dict[str, str]:
         environ: of this process.
     """
     found = dict(environ)
-    found.pop(f"{_SERVER_PREFIX}ENDPOINT", None)
+    for name in (f"{_SERVER_PREFIX}ENDPOINT", *_OF_THE_MANAGER):
+        found.pop(name, None)
     for name, value in environ.items():
         if name.startswith(SETTINGS_PREFIX):
             found[_SERVER_PREFIX + name.removeprefix(SETTINGS_PREFIX)] = value

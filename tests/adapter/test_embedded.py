@@ -170,6 +170,12 @@ def run_main_in_a_child(parent_pid: str) -> None:
         raise SystemExit(result.stderr)
 
 
+def test_it_does_not_speak_for_an_engine_that_is_a_service() -> None:
+    """An engine under systemd that starts a server must not be called ready by that server."""
+    of_a_service = {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}
+    assert of_a_service.keys().isdisjoint(server_environ({**ENVIRON, **of_a_service}))
+
+
 def test_sweeping_spares_the_living_and_the_young(place: Place, short_dir: Path) -> None:
     server = private(place)
     server.start()

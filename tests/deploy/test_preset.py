@@ -172,7 +172,8 @@ def test_wheels_in_an_environment_of_their_own(tmp_path: Path) -> None:
         )
         assert done.stdout == "64\n", done.stderr
     pip("--python", python, "uninstall", "--yes", "kvkeep-lmcache-preset")
-    assert not list(packages.glob(f"{FOLDER}*"))
+    assert not [path for path in packages.glob(f"{FOLDER}*") if path.is_file()]
+    assert not list(packages.glob(f"{FOLDER}/**/*.py"))
 
 
 def pip(*arguments: str) -> None:
