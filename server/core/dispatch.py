@@ -135,7 +135,7 @@ class Core:
             return
         if known is not None:
             known.process.heard_ns = now_ns
-        ticket = Ticket(peer, op, seq, envelope.deadline_ns, session, begun_ns=now_ns)
+        ticket = Ticket(peer, op, seq, envelope.deadline_ns, session, now_ns)
         self._outbox.open(ticket)
         self._outbox.counters["requests"] += 1
         try:

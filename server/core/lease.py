@@ -18,7 +18,7 @@ PIN_SLOTS = 512
 """Slots that are pinned or released in one slice."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Lease:
     """What one LOOKUP matched.
 

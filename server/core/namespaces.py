@@ -130,9 +130,13 @@ class Instance:
         A rank that lost its connection is about to end its session, and with it its pins: nothing
         may be offered that it would have to read under them.
         """
-        return len(self.ranks) == self.owner.namespace.num_ranks and all(
-            session.is_ready and not session.is_quiet for session in self.ranks.values()
-        )
+        if len(self.ranks) != self.owner.namespace.num_ranks:
+            return False
+        # No generator: each LOOKUP asks this.
+        for session in self.ranks.values():
+            if session.is_quiet or not session.is_ready:
+                return False
+        return True
 
 
 @dataclass

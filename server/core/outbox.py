@@ -18,7 +18,7 @@ from server.core.clock import Timers
 from server.core.effects import Effect, PeerId, SendReply
 
 
-@dataclass
+@dataclass(slots=True)
 class Ticket:
     """One owed reply.
 
@@ -28,9 +28,9 @@ class Ticket:
         seq: of the request.
         deadline_ns: when an answer stops being of use, 0 for never.
         session: the server half of the connection, where the seq is open.
+        begun_ns: when the request came.
         done: whether it was answered.
         timer: of its deadline, 0 for none.
-        begun_ns: when the request came.
     """
 
     peer: PeerId
@@ -38,9 +38,9 @@ class Ticket:
     seq: int
     deadline_ns: int
     session: ServerSession
+    begun_ns: int = 0
     done: bool = False
     timer: int = 0
-    begun_ns: int = 0
 
     def expired(self, now_ns: int) -> bool:
         """Whether the deadline has passed."""
@@ -123,7 +123,8 @@ class Outbox:
     def _settle(self, ticket: Ticket) -> bool:
         if ticket.done:
             return False
-        self._timers.cancel(ticket.timer)
+        if ticket.timer:
+            self._timers.cancel(ticket.timer)
         ticket.done = True
         self.num_owed -= 1
         ticket.session.close(ticket.seq)

@@ -14,14 +14,15 @@ from protocol.messages import Op
 from protocol.status import LATENCY_BOUNDS_US, NUM_BUCKETS, OpLatency
 
 _BOUNDS_NS = tuple(bound * 1000 for bound in LATENCY_BOUNDS_US)
+_FIRST_NS = _BOUNDS_NS[0]
 
 
 class Latency:
     """Counts of answers by operation and length."""
 
     def __init__(self) -> None:
-        self._buckets = {int(op): [0] * NUM_BUCKETS for op in Op}
-        self._sums_ns = dict.fromkeys(self._buckets, 0)
+        #: By operation, its buckets, and behind them the sum of all times in nanoseconds.
+        self._rows = {int(op): [0] * (NUM_BUCKETS + 1) for op in Op}
 
     def note(self, op: int, spent_ns: int) -> None:
         """Counts one answer; operations that there are not are left out.
@@ -30,17 +31,19 @@ class Latency:
             op: its number.
             spent_ns: from the request's receipt on.
         """
-        buckets = self._buckets.get(op)
-        if buckets is not None:
-            buckets[bisect_left(_BOUNDS_NS, spent_ns)] += 1
-            self._sums_ns[op] += spent_ns
+        row = self._rows.get(op)
+        if row is None:
+            return
+        # Nearly all are in the first bucket.
+        row[0 if spent_ns <= _FIRST_NS else bisect_left(_BOUNDS_NS, spent_ns)] += 1
+        row[NUM_BUCKETS] += spent_ns
 
     def told(self) -> dict[str, OpLatency]:
         """For STATUS: operations that were answered, by name."""
-        return {
-            Op(op).name: OpLatency(
-                buckets=tuple(buckets), sum_us=self._sums_ns[op] // 1000, count=sum(buckets)
-            )
-            for op, buckets in self._buckets.items()
-            if any(buckets)
-        }
+        told = {}
+        for op, (*buckets, sum_ns) in self._rows.items():
+            count = sum(buckets)
+            if count:
+                row = OpLatency(buckets=tuple(buckets), sum_us=sum_ns // 1000, count=count)
+                told[Op(op).name] = row
+        return told
