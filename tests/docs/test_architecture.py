@@ -21,6 +21,7 @@ ROOMS = (
     "server/porter",
     "server/tiers",
     "server/tiers/disk",
+    "server/web",
     "server/bench",
     "server/simulate",
     "adapter",

@@ -12,12 +12,11 @@ const Charts = (() => {
     return made;
   }
 
-  /** A round number not below a value, so that the axis ends at one: 1, 2, 2.5 or 5 times ten's power. */
-  function roundUp(value) {
-    if (!(value > 0)) return 1;
-    const power = 10 ** Math.floor(Math.log10(value));
-    for (const step of [1, 2, 2.5, 5, 10]) if (value <= step * power * 1.0000001) return step * power;
-    return 10 * power;
+  /** A round number not below a value, so that the axis ends at one: of tens, or of 1024 for bytes. */
+  function roundUp(value, base) {
+    const steps = base === 1024 ? [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] : [1, 2, 4, 5, 10];
+    const power = base ** Math.floor(Math.log(value) / Math.log(base) + 1e-9);
+    return power * steps.find((step) => value <= step * power * 1.0000001);
   }
 
   function clock(seconds, withSeconds) {
@@ -46,13 +45,14 @@ const Charts = (() => {
    * @param box an element that is the chart's alone
    * @param options label: what it shows; series: names, in the order of their colours; rows:
    *   [seconds, value or null, …] in order of time; from, to: seconds; format: value to text;
-   *   most: end of the axis, if it is always the same
+   *   most: end of the axis, if it is always the same; base: 1024 for bytes
    */
   function draw(box, options) {
     const { series, rows, from, to, format } = options;
     const width = Math.max(200, box.clientWidth);
     const high = Math.max(0, ...rows.flatMap((row) => row.slice(1).filter((value) => value !== null)));
-    const most = options.most || roundUp(high);
+    const most = options.most || (high > 0 ? roundUp(high, options.base || 10) : 1);
+    const isFlat = !options.most && !(high > 0);
     const x = (seconds) => LEFT + ((seconds - from) / (to - from)) * (width - LEFT - RIGHT);
     const y = (value) => TOP + (1 - Math.min(value, most) / most) * (HEIGHT - TOP - BOTTOM);
 
@@ -63,7 +63,7 @@ const Charts = (() => {
     for (const share of [0, 0.5, 1]) {
       const at = y(share * most);
       picture.append(node("line", { class: share ? "grid" : "base", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
-      if (share) picture.append(node("text", { x: LEFT, y: at - 4 }, format(share * most)));
+      if (share ? !isFlat : isFlat) picture.append(node("text", { x: LEFT, y: at - 4 }, format(share * most)));
     }
     const times = width < 420 ? [0, 1] : [0, 0.5, 1];
     for (const share of times) {

@@ -17,6 +17,7 @@
   }
   const rate = (value) => (value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(1));
   const whole = (value) => value.toLocaleString("en");
+  const counted = (value, one, more) => `${whole(value)} ${value === 1 ? one : more}`;
   const percent = (value) => `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
   function duration(seconds) {
     if (seconds < 60) return `${Math.floor(seconds)} s`;
@@ -44,10 +45,15 @@
     return made;
   }
   const mark = (text, state) => element("span", { class: "mark", "data-state": state, text });
+  /** A long name that may be broken after its underscores. */
+  const breakable = (text) => element("span", {}, ...text.split("_").flatMap((part, index) => (index ? ["_", element("wbr"), part] : [part])));
   const empty = (text) => element("p", { class: "empty", text });
 
-  /** A table whose rows become cards on a narrow screen; roles stay what they were. */
-  function table(caption, columns, rows) {
+  /**
+   * A table. On a narrow screen its rows become cards, and roles stay what they were; or, if it
+   * fits there, columns marked as `extra` go.
+   */
+  function table(caption, columns, rows, fits) {
     const head = element("tr", { role: "row" });
     for (const column of columns) {
       head.append(element("th", { scope: "col", role: "columnheader", class: column.kind || "", text: column.title }));
@@ -66,7 +72,7 @@
       });
       body.append(line);
     }
-    return element("table", { class: "stack", role: "table" },
+    return element("table", { class: fits ? "fit" : "stack", role: "table" },
       element("caption", { text: caption }), element("thead", { role: "rowgroup" }, head), body);
   }
 
@@ -163,7 +169,7 @@
         asked && asked.rise ? `of ${whole(asked.rise)} chunks asked for` : "nothing was asked for"),
       tile("Cached in L1", bytes(held), `of ${bytes(stats.arena_bytes || 0)}, ${whole(stats.chunks || 0)} chunks`),
       tile("Engines", status ? whole(serving) : whole(stats.instances || 0),
-        status ? `serving, of ${whole(engines.length + status.engines_more)} processes here` : "registered"),
+        status ? `serving, of ${counted(engines.length + status.engines_more, "process", "processes")} here` : "registered"),
       tile("Requests a second", requests ? rate(requests.rise / requests.passed) : "–", `${whole(stats.requests || 0)} in all`),
       tile("Evicted a second", evicted ? rate(evicted.rise / evicted.passed) : "–", `${whole(stats.evicted_chunks || 0)} chunks in all`),
       tile("LOOKUP, p99", lookup ? took(lookup.p99_us) : "–", lookup ? `of ${whole(lookup.recent)}, 5 min` : "none so far"),
@@ -178,19 +184,19 @@
     Charts.draw(byId("chart-chunks"), { ...common, label: "Chunks a second", series: ["stored", "evicted"],
       rows: shown(rates([counter("published_chunks"), counter("evicted_chunks")])), format: rate });
     Charts.draw(byId("chart-copies"), { ...common, label: "Copied a second", series: ["copied"],
-      rows: shown(rates([counter("copied_bytes")])), format: bytes });
+      rows: shown(rates([counter("copied_bytes")])), format: bytes, base: 1024 });
     const names = told.status ? told.status.tiers.map((tier) => tier.name).slice(0, 4) : [];
     byId("card-tiers").hidden = !names.length;
     if (!names.length) return;
     const got = told.history.tier_figures.indexOf("get_bytes");
     const reads = names.map((name) => (point) => (point[2][name] ? point[2][name][got] : 0));
-    Charts.draw(byId("chart-tiers"), { ...common, label: "Brought up a second", series: names, rows: shown(rates(reads)), format: bytes });
+    Charts.draw(byId("chart-tiers"), { ...common, label: "Brought up a second", series: names, rows: shown(rates(reads)), format: bytes, base: 1024 });
   }
 
   function tierRow(name, kind, state, isGood, used, capacity, more) {
     const head = element("div", { class: "tier-head" },
       element("span", {}, element("b", { text: name }), element("span", { class: "quiet", text: kind })),
-      mark(state, isGood ? "good" : "bad"));
+      told.answers ? mark(state, isGood ? "good" : "bad") : mark(`was ${state}`, "plain"));
     const row = element("div", { class: "tier" }, head);
     const share = capacity ? used / capacity : 0;
     if (capacity) row.append(Charts.meter(share, `${name} is full to`));
@@ -203,15 +209,15 @@
     const stats = told.stats, status = told.status;
     const held = status ? status.namespaces.reduce((sum, space) => sum + space.bytes, 0) : stats.arena_used_bytes || 0;
     const quarantined = stats.arena_quarantined_bytes || 0;
-    const rows = [tierRow("L1", "shared memory", told.answers ? "up" : "no answer", told.answers, held, stats.arena_bytes || 0, [
-      `${whole(stats.pinned_prefixes || 0)} pinned prefixes`, `${whole(stats.leases || 0)} leases`,
+    const rows = [tierRow("L1", "shared memory", "up", true, held, stats.arena_bytes || 0, [
+      counted(stats.pinned_prefixes || 0, "pinned prefix", "pinned prefixes"), counted(stats.leases || 0, "lease", "leases"),
       ...(quarantined ? [`${bytes(quarantined)} in quarantine`] : [])])];
     for (const tier of status ? status.tiers : []) {
       const of = (name) => stats[`tier_${tier.name}_${name}`] || 0;
       rows.push(tierRow(tier.name, tier.kind, tier.state, tier.state === "up", tier.used_bytes, tier.capacity_bytes, [
-        `${whole(of("hit_chunks"))} chunks brought up`, `${bytes(of("put_bytes"))} written`,
-        `${whole(tier.jobs)} jobs`, `${whole(tier.waiting_puts)} wait to be written`,
-        ...(of("errors") ? [`${whole(of("errors"))} errors`] : [])]));
+        `${counted(of("hit_chunks"), "chunk", "chunks")} brought up`, `${bytes(of("put_bytes"))} written`,
+        counted(tier.jobs, "job", "jobs"), `${counted(tier.waiting_puts, "waits", "wait")} to be written`,
+        ...(of("errors") ? [counted(of("errors"), "error", "errors")] : [])]));
     }
     byId("tiers").replaceChildren(...rows);
   }
@@ -223,13 +229,14 @@
     if (!status) return byId("engines").replaceChildren(empty("This server does not tell who is there."));
     const engines = status.engines.filter((engine) => engine.state !== "operator");
     const operators = status.engines.length - engines.length;
-    const caption = `${whole(engines.length)} processes of engines, ${whole(operators)} of operators` +
+    const caption = `${counted(engines.length, "process", "processes")} of engines, ${whole(operators)} of operators` +
       (status.engines_more ? `, ${whole(status.engines_more)} more not shown` : "");
     if (!engines.length) return byId("engines").replaceChildren(empty(`No engine is here. ${caption}.`));
     const columns = [{ title: "Client" }, { title: "State" }, { title: "Process", kind: "num" }, { title: "Last heard", kind: "num" },
       { title: "Here for", kind: "num" }, { title: "Hit", kind: "num" }, { title: "Leases", kind: "num" }, { title: "Quarantine", kind: "num" }, { title: "Namespaces", kind: "mono" }];
     byId("engines").replaceChildren(table(caption, columns, engines.map((engine) => [
-      engine.client || "not introduced yet", mark(engine.state, ENGINE_MARKS[engine.state] || "plain"), String(engine.pid || "–"),
+      engine.client || "not introduced yet",
+      told.answers ? mark(engine.state, ENGINE_MARKS[engine.state] || "plain") : mark(`was ${engine.state}`, "plain"), String(engine.pid || "–"),
       `${duration(engine.idle_s)} ago`, duration(engine.connected_s),
       engine.requested_chunks ? `${percent(engine.hit_chunks / engine.requested_chunks)} of ${whole(engine.requested_chunks)}` : "–",
       whole(engine.leases), bytes(engine.quarantined_bytes), engine.namespaces.join(" ") || "–"])));
@@ -242,7 +249,7 @@
     // What was used within the same ten seconds counts as equally hot.
     const heat = (space) => Math.floor(space.idle_s / 10);
     const spaces = [...status.namespaces].sort((one, other) => heat(one) - heat(other) || other.bytes - one.bytes);
-    const caption = `${whole(spaces.length)} namespaces` + (status.namespaces_more ? `, ${whole(status.namespaces_more)} smaller ones not shown` : "");
+    const caption = counted(spaces.length, "namespace", "namespaces") + (status.namespaces_more ? `, ${whole(status.namespaces_more)} smaller ones not shown` : "");
     const columns = [{ title: "Model" }, { title: "Namespace", kind: "mono" }, { title: "Last used", kind: "num" }, { title: "In L1", kind: "num" },
       { title: "Chunks", kind: "num" }, { title: "Tokens a chunk", kind: "num" }, { title: "Pinned", kind: "num" }, { title: "Ranks here", kind: "num" }];
     byId("namespaces").replaceChildren(table(caption, columns, spaces.map((space) => [
@@ -257,10 +264,10 @@
       ? `The server's own time from a request to its answer, in the last ${duration(latency.recent_s || told.status.server.uptime_s)}; a request that waits for a lower tier waits on purpose.`
       : "";
     if (!ops.length) return byId("latency").replaceChildren(empty("Nothing was asked yet."));
-    const columns = [{ title: "Request" }, { title: "p50", kind: "num" }, { title: "p99", kind: "num" }, { title: "Answered", kind: "num" },
-      { title: `Over ${took(latency.slow_us)}`, kind: "num" }, { title: "Answered ever", kind: "num" }, { title: "Mean ever", kind: "num" }];
+    const columns = [{ title: "Request" }, { title: "p50", kind: "num extra" }, { title: "p99", kind: "num" }, { title: "Answered", kind: "num" },
+      { title: `Over ${took(latency.slow_us)}`, kind: "num" }, { title: "Answered ever", kind: "num extra" }, { title: "Mean ever", kind: "num extra" }];
     byId("latency").replaceChildren(table("The slowest first", columns, ops.map(([op, row]) => [
-      op, took(row.p50_us), took(row.p99_us), whole(row.recent), row.slow ? mark(whole(row.slow), "warn") : "0", whole(row.count), took(row.mean_us)])));
+      breakable(op), took(row.p50_us), took(row.p99_us), whole(row.recent), row.slow ? mark(whole(row.slow), "warn") : "0", whole(row.count), took(row.mean_us)]), true));
   }
 
   function showChecks() {
@@ -270,8 +277,8 @@
   }
 
   function showStats() {
-    const rows = Object.entries(told.stats).map(([name, value]) => [name, whole(value)]);
-    byId("stats").replaceChildren(table("As STATS gives them", [{ title: "Name", kind: "mono" }, { title: "Value", kind: "num" }], rows));
+    const rows = Object.entries(told.stats).map(([name, value]) => [breakable(name), whole(value)]);
+    byId("stats").replaceChildren(table("As STATS gives them", [{ title: "Name", kind: "mono" }, { title: "Value", kind: "num" }], rows, true));
   }
 
   function showServer() {
