@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol import __version__
 from server.cli.presetcheck import CONNECTOR, PRESETS
 from tests.repository import tree
 
@@ -64,6 +66,17 @@ def test_no_file_of_it_could_overwrite_one_of_lmcaches(installed: Path) -> None:
     assert (installed / f"{FOLDER}.pth").read_text() == f"{FOLDER}\n"  # a path, no code
     made = {str(path.relative_to(installed / FOLDER)) for path in installed.rglob("*.py")}
     assert made == {str(path.relative_to(SOURCE / "src")) for path in SOURCE.rglob("src/**/*.py")}
+
+
+def test_all_files_speak_of_this_version() -> None:
+    """One release of kvkeep has one preset, one image and one wheel."""
+    text = (SOURCE / "pyproject.toml").read_text()
+    assert f'version = "{__version__}"' in text
+    assert f'"kvkeep=={__version__}"' in text
+    found = set()
+    for path in (*tree.files("deploy"), Path("docs/deployment.md")):
+        found |= set(re.findall(r"(?<![\w-])kvkeep[-:](\d+\.\d+\.\d+)", tree.text(path)))
+    assert found == {__version__}
 
 
 def metadata_of_lmcache(folder: Path) -> None:
