@@ -20,7 +20,7 @@ import zmq
 from protocol import endpoint as endpoints
 from protocol import frames
 from protocol.errors import ConfigError, ErrorCode
-from protocol.messages import Ping
+from protocol.messages import Op, Ping
 from server.core.dispatch import Core
 from server.core.effects import DropPoolOffer, Effect, PeerId, ProcessId, SendReply
 from server.shell import clock
@@ -206,6 +206,21 @@ def test_requests_are_answered_and_each_gets_a_slice_of_work_beside_it(running: 
     first, last = log.index("request"), len(log) - log[::-1].index("request")
     assert last - first < 10_000 or first > 0  # requests did not wait for all of the work
     assert log[-1] == "work"
+
+
+def test_time_from_a_request_to_its_answer_is_told_by_operation(running: Running) -> None:
+    def waited(peer: PeerId, frame: bytes) -> None:
+        begun_ns = clock.now_ns() - 3_000_000
+        running.core.effects.append(SendReply(peer, b"late", int(Op.LOOKUP), begun_ns))
+
+    running.core.on_request = waited
+    dealer = running.connect()
+    dealer.send(b"x")
+    assert [dealer.recv(), dealer.recv()] == [b"late", b"echo x"]
+    told = running.loop.latency.told()
+    assert set(told) == {"LOOKUP"}  # what was refused before it was a request has no time
+    assert told["LOOKUP"].count == 1
+    assert 3_000 <= told["LOOKUP"].sum_us < 10_000_000
 
 
 def test_a_fault_in_a_handler_is_an_internal_error_and_no_more(running: Running) -> None:

@@ -1,0 +1,46 @@
+"""STATUS of a real server: what a client did is what it tells, with the times it took."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from protocol import __version__
+from protocol.messages import Op, Status, StatusReply
+from protocol.status import LATENCY_BOUNDS_US
+from tests.wire.client import Engine
+from tests.wire.process import ServerProcess, wait_until
+
+
+def test_it_tells_who_is_there_and_what_each_answer_took(short_dir: Path, shm_dir: Path) -> None:
+    tier = f"disk:{short_dir}/tier?size=64M"
+    with (
+        ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M", "--l2", tier) as server,
+        Engine(server.url, server.side_path) as engine,
+    ):
+        engine.register()
+        keys = [os.urandom(16) for _ in range(4)]
+        assert engine.save(keys, [0, 1, 2, 3]) == 4
+        for request in range(1, 6):
+            found = engine.lookup(keys, request=request)
+            assert found.ready == 4
+
+        def told() -> StatusReply:
+            return engine.wire.call(Status(), StatusReply)
+
+        assert wait_until(lambda: told().tiers[0].state == "up")
+        reply = told()
+        me = reply.engines[0]
+        assert (me.pid, me.state, me.sessions) == (os.getpid(), "serving", 1)
+        assert (me.requested_chunks, me.hit_chunks, me.leases) == (20, 20, 5)
+        assert 0 <= me.idle_s < me.connected_s <= reply.server.uptime_s
+        assert reply.server.pid == server.pid
+        assert reply.server.endpoint == server.url
+        assert reply.server.version == __version__
+        assert [one.chunks for one in reply.namespaces] == [4]
+        assert (reply.tiers[0].name, reply.tiers[0].kind) == ("disk", "disk")
+        assert [(one.name, one.state) for one in reply.copiers] == [("host", "up")]
+        assert reply.latency["LOOKUP"].count == 5
+        assert reply.latency["COMMIT"].count == reply.latency["STORE"].count == 1
+        assert set(reply.latency) <= {op.name for op in Op}
+        assert reply.latency_bounds_us == LATENCY_BOUNDS_US
