@@ -23,9 +23,10 @@ def command(as_json: bool) -> None:
     few MiB on each GPU, shares them with a second process, and page-locks 64 MiB, for a moment.
     The exit code is 1 when something will not work.
     """
-    from server.cli import findings, gpucheck, hostcheck, presetcheck, tiercheck
+    from server.cli import findings, gpucheck, hostcheck, presetcheck, setupcheck, tiercheck
 
     found = hostcheck.findings(os.environ)
+    found += setupcheck.findings(os.environ)
     found += tiercheck.findings(os.environ)
     found += presetcheck.findings()
     found += gpucheck.findings(os.environ, gpucheck.driver())

@@ -32,6 +32,7 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
         kernel(),
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         shared_memory(arena_parent(environ)),
+        huge_pages(arena_parent(environ)),
         locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)),
         *namespaces(os.readlink),
         user(),
@@ -110,6 +111,29 @@ def shared_memory(folder: Path) -> Finding:
             "--arena-dir on another tmpfs",
         )
     return Finding(Level.OK, "shared memory", text)
+
+
+def huge_pages(folder: Path, mounts: str = "/proc/self/mountinfo") -> Finding:
+    """Which pages the arena's file system has; either kind works.
+
+    Args:
+        folder: where the arena would lie.
+        mounts: file to read.
+    """
+    try:
+        device = os.stat(folder).st_dev
+        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return Finding(Level.NOTE, "huge pages", f"{folder}: {error.strerror}")
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[2:3] == [wanted]:
+            said = [word for word in rest.split()[-1].split(",") if word.startswith("huge=")]
+            if said and said[0] != "huge=never":
+                return Finding(Level.OK, "huge pages", f"{folder} is mounted with {said[0]}")
+    text = f"{folder} has small pages, with which all figures of the documents were measured"
+    return Finding(Level.OK, "huge pages", text)
 
 
 def locked_memory(limits: tuple[int, int]) -> Finding:

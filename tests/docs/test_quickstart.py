@@ -101,7 +101,7 @@ def test_the_script_hits_the_second_time(short_dir: Path, shm_dir: Path, tmp_pat
 
 def test_the_commands_it_shows_are_commands() -> None:
     shown = re.findall(r"-m server (\w+)((?: --\w[\w-]*)*)", PAGE)
-    assert {name for name, _ in shown} == {"doctor", "launch", "stats"}
+    assert {name for name, _ in shown} == {"doctor", "launch", "status"}
     for name, options in shown:
         done = subprocess.run(
             [sys.executable, "-m", "server", name, *options.split(), "--help"],

@@ -57,6 +57,17 @@ def test_little_room_is_a_warning_that_says_what_to_do(
     assert hostcheck.shared_memory(tmp_path / "none").level is Level.ERROR
 
 
+def test_pages_of_the_arenas_file_system_are_told(tmp_path: Path) -> None:
+    assert hostcheck.huge_pages(Path("/dev/shm")).level is Level.OK
+    assert hostcheck.huge_pages(tmp_path / "none").level is Level.NOTE
+    device = os.stat(tmp_path).st_dev
+    mounts = tmp_path / "mountinfo"
+    line = f"26 1 {os.major(device)}:{os.minor(device)} / /x rw - tmpfs tmpfs rw,size=1k"
+    for options, said in ((",huge=within_size", "mounted with huge=within_size"), ("", "small")):
+        mounts.write_text(f"25 1 0:999 / /y rw - tmpfs tmpfs rw,huge=always\n{line}{options}\n")
+        assert said in hostcheck.huge_pages(tmp_path, str(mounts)).text
+
+
 def test_a_limit_on_locked_memory_is_no_fault_by_itself() -> None:
     limited = hostcheck.locked_memory((8 << 20, UNLIMITED))
     assert limited.level is Level.NOTE
