@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from protocol.errors import ErrorCode
 from protocol.figures import FIGURES, TIER_FIGURES, Kind
 from protocol.messages import StatusReply
-from protocol.status import ENGINE_STATES
+from protocol.status import ENGINE_STATES, EngineStatus, NamespaceStatus
 from server.web.latency import cumulative
 from server.web.names import PREFIX, Placed, place
 from server.web.told import short
@@ -80,13 +80,13 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _rows(
-    name: str, text: str, labels: tuple[str, ...], rows: Mapping[tuple[str, ...], float]
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
 ) -> Metric:
     is_counter = name.endswith("_total")
     made = (CounterMetricFamily if is_counter else GaugeMetricFamily)(
         PREFIX + name, text, labels=labels
     )
-    for values, value in rows.items():
+    for values, value in rows:
         made.add_metric(values, value)
     return made
 
@@ -129,17 +129,50 @@ def _family(placed: Placed) -> Metric:
 # --- STATUS ------------------------------------------------------------------------------------
 
 
+_ENGINE: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+    ("up", "1 while a process is registered and served", lambda row: row.state == "serving"),
+    ("idle_seconds", "Since a process was last heard", lambda row: row.idle_s),
+    ("leases", "Leases of an engine's requests", lambda row: row.leases),
+    (
+        "quarantined_bytes",
+        "Extents taken back that a process has not let go of",
+        lambda row: row.quarantined_bytes,
+    ),
+    (
+        "requested_chunks_total",
+        "Chunks that a process asked for",
+        lambda row: row.requested_chunks,
+    ),
+    (
+        "hit_chunks_total",
+        "Chunks that a process was offered from L1",
+        lambda row: row.hit_chunks,
+    ),
+)
+_NAMESPACE: tuple[tuple[str, str, Callable[[NamespaceStatus], float]], ...] = (
+    ("bytes", "Bytes of L1 that hold chunks of a namespace", lambda row: row.bytes),
+    ("chunks", "Chunks of a namespace in L1", lambda row: row.chunks),
+    (
+        "pinned_chunks",
+        "Chunks of a namespace that operators keep",
+        lambda row: row.pinned_chunks,
+    ),
+    ("chunk_tokens", "Tokens of a chunk of a namespace", lambda row: row.chunk_tokens),
+    ("idle_seconds", "Since a namespace was last used", lambda row: row.idle_s),
+)
+
+
 def _status(status: StatusReply) -> Iterator[Metric]:
     server = status.server
-    yield _rows("build_info", "Version of the server", ("version",), {(server.version,): 1})
+    yield _rows("build_info", "Version of the server", ("version",), [((server.version,), 1)])
     yield _gauge("uptime_seconds", "Since the server was started", server.uptime_s)
     yield _gauge("draining", "1 while the server is about to end", int(server.draining))
     yield _latency(status)
     yield from _engines(status)
     yield from _namespaces(status)
-    up = {(row.name,): float(row.state == "up") for row in status.copiers}
+    up = [((row.name,), row.state == "up") for row in status.copiers]
     yield _rows("copier_up", "1 while a copier works", ("copier",), up)
-    restarts = {(row.name,): float(row.restarts) for row in status.copiers}
+    restarts = [((row.name,), row.restarts) for row in status.copiers]
     yield _rows("copier_restarts_total", "Times that another was started", ("copier",), restarts)
 
 
@@ -154,48 +187,22 @@ def _latency(status: StatusReply) -> Metric:
 
 def _engines(status: StatusReply) -> Iterator[Metric]:
     states = Counter(row.state for row in status.engines)
-    counts = {(state,): float(states[state]) for state in ENGINE_STATES}
+    counts = [((state,), states[state]) for state in ENGINE_STATES]
     text = "Processes on the side socket, by state; an operator's is one"
     yield _rows("engines", text, ("state",), counts)
     engines = [row for row in status.engines if row.state != "operator"]
     listed = {(short(row.instance), row.client, str(row.pid)): row for row in engines[:MAX_ROWS]}
     unlisted = len(engines) - len(listed) + status.engines_more
     yield _gauge("engines_unlisted", "Processes without series of their own", unlisted)
-    by = ("engine", "client", "pid")
-
-    def each(name: str, text: str, values: dict[tuple[str, ...], float]) -> Metric:
-        return _rows(f"engine_{name}", text, by, values)
-
-    serving = {key: float(row.state == "serving") for key, row in listed.items()}
-    yield each("up", "1 while a process is registered and served", serving)
-    idle = {key: row.idle_s for key, row in listed.items()}
-    yield each("idle_seconds", "Since a process was last heard", idle)
-    leases = {key: float(row.leases) for key, row in listed.items()}
-    yield each("leases", "Leases of an engine's requests", leases)
-    held = {key: float(row.quarantined_bytes) for key, row in listed.items()}
-    yield each("quarantined_bytes", "Extents taken back that a process has not let go of", held)
-    asked = {key: float(row.requested_chunks) for key, row in listed.items()}
-    yield each("requested_chunks_total", "Chunks that a process asked for", asked)
-    hit = {key: float(row.hit_chunks) for key, row in listed.items()}
-    yield each("hit_chunks_total", "Chunks that a process was offered from L1", hit)
+    for name, text, read in _ENGINE:
+        rows = [(key, read(row)) for key, row in listed.items()]
+        yield _rows(f"engine_{name}", text, ("engine", "client", "pid"), rows)
 
 
 def _namespaces(status: StatusReply) -> Iterator[Metric]:
     listed = {(short(row.fingerprint), row.name): row for row in status.namespaces[:MAX_ROWS]}
     unlisted = len(status.namespaces) - len(listed) + status.namespaces_more
     yield _gauge("namespaces_unlisted", "Namespaces without series of their own", unlisted)
-    by = ("namespace", "model")
-
-    def each(name: str, text: str, values: dict[tuple[str, ...], float]) -> Metric:
-        return _rows(f"namespace_{name}", text, by, values)
-
-    held = {key: float(row.bytes) for key, row in listed.items()}
-    yield each("bytes", "Bytes of L1 that hold chunks of a namespace", held)
-    chunks = {key: float(row.chunks) for key, row in listed.items()}
-    yield each("chunks", "Chunks of a namespace in L1", chunks)
-    pinned = {key: float(row.pinned_chunks) for key, row in listed.items()}
-    yield each("pinned_chunks", "Chunks of a namespace that operators keep", pinned)
-    tokens = {key: float(row.chunk_tokens) for key, row in listed.items()}
-    yield each("chunk_tokens", "Tokens of a chunk of a namespace", tokens)
-    idle = {key: row.idle_s for key, row in listed.items()}
-    yield each("idle_seconds", "Since a namespace was last used", idle)
+    for name, text, read in _NAMESPACE:
+        rows = [(key, read(row)) for key, row in listed.items()]
+        yield _rows(f"namespace_{name}", text, ("namespace", "model"), rows)

@@ -37,23 +37,22 @@ EXIT_CANNOT_LISTEN = 3
 _PR_SET_PDEATHSIG = 1
 
 
-class _ListenOption(click.ParamType):
-    name = "[HOST:]PORT"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Listen:
-        if isinstance(value, Listen):
-            return value
-        try:
-            return parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _listen(context: click.Context, option: click.Parameter, text: str) -> Listen:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
 
 
 @click.command()
 @click.option("--side", required=True, metavar="PATH", help="The server's side socket.")
-@click.option("--listen", required=True, type=_ListenOption(), help="Where to serve the pages.")
+@click.option(
+    "--listen",
+    required=True,
+    metavar="[HOST:]PORT",
+    callback=_listen,
+    help="Where to serve the pages.",
+)
 @click.option("--parent", type=int, hidden=True, help="End with this process, which started it.")
 def main(side: str, listen: Listen, parent: int | None) -> None:
     """Serve /metrics, /healthz, /readyz and the dashboard of a running server.

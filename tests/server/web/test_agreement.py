@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +17,7 @@ from server.web.watch import FRESH_S
 from tests.server.web.pageserver import Pages, serving
 from tests.server.web.traffic import Script, scripted
 from tests.wire.client import make_namespace
-from tests.wire.process import ServerProcess
+from tests.wire.process import ROOT, ServerProcess
 
 # What a script counts, by the name that STATS has for it.
 COUNTS = {
@@ -60,14 +64,13 @@ def test_everybody_counts_the_same(server: ServerProcess, pages: Pages) -> None:
             assert stats[name] == metrics[f"kvkeep_{name}"] == status["stats"][name], name
         assert stats["lookup_chunks"] > stats["hit_chunks"] > stats["retrieved_chunks"]
         check_rows(scripts, metrics, status["status"])
+        check_command(server, stats)
     finally:
         for script in scripts:
             script.engine.close()
 
 
-def check_rows(
-    scripts: list[Script], metrics: dict[str, float], status: dict[str, list[dict[str, int]]]
-) -> None:
+def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[str, Any]) -> None:
     """Each engine's own counts, those of its namespace, and the histogram's number of LOOKUPs."""
     lookups = sum(script.counted.lookups for script in scripts)
     assert metrics['kvkeep_request_seconds_count{op="LOOKUP"}'] == lookups
@@ -85,3 +88,16 @@ def check_rows(
     held = {row["name"]: row["chunks"] for row in status["namespaces"]}
     assert sum(held.values()) == metrics["kvkeep_chunks"]
     assert held.keys() == {"some/model-0", "some/model-1"}
+
+
+def check_command(server: ServerProcess, stats: dict[str, int]) -> None:
+    """``status --json`` says the same."""
+    command = [sys.executable, "-m", "server", "status", "--json", "--endpoint", server.url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=True)
+    hits = json.loads(done.stdout)["hits"]
+    assert hits == {
+        "requested_chunks": stats["lookup_chunks"],
+        "hit_chunks": stats["hit_chunks"],
+        "retrieved_chunks": stats["retrieved_chunks"],
+        "published_chunks": stats["published_chunks"],
+    }
