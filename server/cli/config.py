@@ -43,14 +43,16 @@ def command(as_json: bool, reference: bool, **options: Any) -> None:
         return
     try:
         gathering.refuse_unknown(os.environ)
-        gathered = gathering.gather(by_key(options), os.environ)
+        named, notes = by_key(options)
+        gathered = gathering.gather(named, os.environ)
+        notes += gathered.notes
         rows = effective(config.parse(gathered, os.environ), gathered)
     except ConfigError as error:
         reaching.refuse(str(error))
     if as_json:
-        reaching.show({"settings": rows, "notes": list(gathered.notes)})
+        reaching.show({"settings": rows, "notes": notes})
         return
-    for note in gathered.notes:
+    for note in notes:
         click.echo(f"kvkeep: {note}", err=True)
     click.echo(text(rows))
 

@@ -51,14 +51,14 @@ def lmcache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def by_key(options: dict[str, Any]) -> dict[str, str | None]:
+def by_key(options: dict[str, Any]) -> tuple[dict[str, str | None], list[str]]:
     """What was typed, in the words of ``config.read``.
 
     Args:
         options: as click passes them; changed: those of LMCache are taken out.
 
     Returns:
-        Texts by key; None for what was not given. Lines on what has no counterpart go to stderr.
+        Texts by key, None for what was not given; a line for each flag without a counterpart.
 
     Raises:
         ConfigError: INVALID_CONFIG: one setting by two names, or a host that is not this one.
@@ -76,9 +76,7 @@ def by_key(options: dict[str, Any]) -> dict[str, str | None]:
         if named[key] is not None:
             raise invalid(key, str(named[key]), f"one of this and {text}, which other flags say")
         named[key] = text
-    for note in notes:
-        click.echo(f"kvkeep: {note}", err=True)
-    return named
+    return named, notes
 
 
 @click.command(name="launch")
@@ -99,8 +97,9 @@ def command(**options: Any) -> None:
 
     try:
         gathering.refuse_unknown(os.environ)
-        gathered = gathering.gather(by_key(options), os.environ)
-        for note in gathered.notes:
+        named, notes = by_key(options)
+        gathered = gathering.gather(named, os.environ)
+        for note in (*notes, *gathered.notes):
             click.echo(f"kvkeep: {note}", err=True)
         app.launch(config.parse(gathered, os.environ))
     except ConfigError as error:

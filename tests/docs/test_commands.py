@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from adapter.embedded import server_environ
 from adapter.serverurl import resolve_server_url
 from server import config, lmcachenames
 from server.cli import COMMANDS, cli, reaching
@@ -82,7 +83,9 @@ def test_a_server_launched_as_lmcaches_was(short_dir: Path, shm_dir: Path) -> No
     [[command, *flags]] = list(shown(FROM_LMCACHE))
     assert command == "launch"
     # All of it, as ``config`` takes the same flags and starts nothing.
-    found = json.loads(CliRunner().invoke(cli, ["config", "--json", *flags]).stdout)["settings"]
+    told = json.loads(CliRunner().invoke(cli, ["config", "--json", *flags]).output)
+    assert [note.split()[0] for note in told["notes"]] == ["--chunk-size", "--eviction-policy"]
+    found = told["settings"]
     assert found["endpoint"]["value"] == "tcp://127.0.0.1:5555"
     assert found["l1-size"]["value"] == "20 GiB"
     # And a start, with an endpoint and a size of the test's own.
@@ -119,3 +122,5 @@ def test_one_file_of_lmcaches_serves_server_and_engines(tmp_path: Path) -> None:
         ("valkey", "cache:6379"),
     ]
     assert resolve_server_url(object(), environ).url == found.endpoint.url
+    # A private server, which an engine starts for itself, has it from there.
+    assert server_environ(environ)["LMCACHE_CONFIG_FILE"] == str(path)
