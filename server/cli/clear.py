@@ -33,14 +33,13 @@ def command(
     a tier has not forgotten yet, 130 when the question was not answered with yes.
     """
     from protocol.errors import ConfigError
-    from server.sizes import invalid
 
     at = reaching.place(endpoint)
+    if (namespace is None) != is_all:
+        reaching.refuse("say what to clear: either --namespace NAME or --all")
+    if not yes and (as_json or not sys.stdin.isatty()):
+        reaching.refuse("say --yes, since nobody can be asked here")
     try:
-        if (namespace is None) != is_all:
-            raise invalid("namespace", namespace or "", "either --namespace NAME or --all")
-        if not yes and (as_json or not sys.stdin.isatty()):
-            raise invalid("yes", "", "--yes, since nobody can be asked here")
         with reaching.connected(at, "clear") as asker:
             status = asker.status(reaching.LIMIT_S)
             fingerprint = b""

@@ -41,12 +41,11 @@ def command(
     something was stored anew meanwhile.
     """
     from protocol.errors import ConfigError
-    from server.sizes import invalid
 
     at = reaching.place(endpoint)
+    if namespace is None:
+        reaching.refuse("say where to delete from: --namespace NAME")
     try:
-        if namespace is None:
-            raise invalid("namespace", "", "--namespace with the one to delete from")
         with reaching.connected(at, "delete") as asker:
             known = asker.status(reaching.LIMIT_S).namespaces
             meant = prefixes.resolve(known, namespace, prefixes.Wanted(**named))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from protocol.errors import ConfigError
     from protocol.status import NamespaceStatus
 
 FINGERPRINT_DIGITS = 32
@@ -131,7 +132,8 @@ def find(known: Sequence[NamespaceStatus], name: str | None) -> NamespaceStatus 
     if name is None:
         if len(known) == 1:
             return known[0]
-        raise invalid("namespace", "", f"--namespace with one of {len(known)}: {_names(known)}")
+        there = f"there are {len(known)}: {_names(known)}" if known else "there is none"
+        raise _wanting(f"say which namespace is meant, --namespace NAME; {there}")
     text = name.lower()
     is_hex = all(letter in "0123456789abcdef" for letter in text)
     if is_hex and MIN_DIGITS <= len(text) <= FINGERPRINT_DIGITS:
@@ -145,6 +147,12 @@ def find(known: Sequence[NamespaceStatus], name: str | None) -> NamespaceStatus 
         return found[0]
     which = "exactly one" if found else "one that is there"
     raise invalid("namespace", name, f"{which}: {_names(found or known) or 'there is none'}")
+
+
+def _wanting(line: str) -> ConfigError:
+    from protocol.errors import ConfigError, ErrorCode
+
+    return ConfigError(ErrorCode.INVALID_CONFIG, line)
 
 
 def _names(known: Sequence[NamespaceStatus]) -> str:
@@ -236,7 +244,7 @@ def read(wanted: Wanted, chunks: Chunks | None) -> list[bytes]:
             raise invalid("tokens", path, f"a prompt of {chunks.tokens} tokens, one chunk, or more")
         return found
     if not wanted.keys:
-        raise invalid("tokens", "", "--tokens FILE, or --key HEX")
+        raise _wanting("say which prompts are meant: --tokens FILE, or --key HEX")
     return [b"".join(map(_key, wanted.keys))]
 
 

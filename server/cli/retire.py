@@ -41,15 +41,14 @@ def command(endpoint: str | None, as_json: bool, unused_for: str, dry_run: bool,
     """
     from protocol.errors import ConfigError
     from server.cli.pin import seconds
-    from server.sizes import invalid
 
     at = reaching.place(endpoint)
     try:
         span_s = seconds(unused_for, "unused-for")
-        if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
-            raise invalid("yes", "", "--yes or --dry-run, since nobody can be asked here")
     except ConfigError as error:
         reaching.refuse(str(error))
+    if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
+        reaching.refuse("say --yes or --dry-run, since nobody can be asked here")
     with reaching.connected(at, "retire") as asker:
         old = unused(asker.status(reaching.LIMIT_S).namespaces, span_s)
         if old and not (yes or dry_run):

@@ -40,7 +40,7 @@ def test_one_prompt_goes_and_what_others_share_stays(holding: Cached) -> None:
 
 def test_what_makes_no_sense_is_refused(holding: Cached) -> None:
     for arguments, said in (
-        (["--key", "1" * 32], "--namespace with the one to delete from"),
+        (["--key", "1" * 32], "say where to delete from: --namespace NAME"),
         (["--namespace", holding.name], "--tokens FILE, or --key HEX"),
         (["--namespace", holding.name, "--key", "xyz"], "32 hex digits of a chunk's key"),
         (["--namespace", "0" * 32, "--key", "1" * 32, "--from-token", "9"], "--tokens with it"),
