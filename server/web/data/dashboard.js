@@ -291,7 +291,6 @@
   function show() {
     showState();
     if (!told) return;
-    document.body.dataset.shown = told.asked_at || "";
     showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showLatency(); showChecks(); showStats();
   }
 

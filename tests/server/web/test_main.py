@@ -47,7 +47,7 @@ def test_a_frozen_loop_is_seen_in_time_and_so_is_its_return(
         time.sleep(1.1)  # what was told before is a second old then
         begun_s = time.monotonic()
         assert served.get("/healthz")[0] == 503
-        assert time.monotonic() - begun_s < 4.0
+        assert time.monotonic() - begun_s < 8.0
         assert served.get("/readyz")[0] == 503
         assert b"kvkeep_up 0.0" in served.get("/metrics")[1]
         assert "answer" in served.json("/api/status")["why"]
