@@ -31,7 +31,7 @@ from server.core.peers import Process
 from server.core.state import State
 from server.core.tiers.tier import Tier
 
-SLICE_ROWS, SLICE_PINS, SLICE_EXTENTS = 16, 256, 256
+SLICE_ROWS, SLICE_PINS, SLICE_EXTENTS = 8, 256, 256
 """Engines, pins and extents that are looked at in one slice."""
 
 
@@ -55,22 +55,26 @@ class Collection:
             done: told it.
         """
         state = self._state
-        processes, owners = state.peers.processes.values(), state.roster.owners.values()
+        processes = state.peers.processes.values()
         # Who has registered something first, then who came first.
         shown = nlargest(MAX_STATUS_ROWS, processes, lambda one: (len(one.sessions), -one.process))
-        fullest = nlargest(MAX_STATUS_ROWS, owners, lambda one: len(one.index))
-        more = len(processes) - len(shown), len(owners) - len(fullest)
+        engines_more = len(processes) - len(shown)
+        yield MORE
         extents = state.arena.extents.items()
         taken = {number: one.file_bytes for number, one in extents if one.phase is Phase.TAKEN}
-        for number, process in enumerate(shown, start=1):
-            self._engines.append(self._engine(process, taken))
+        for number, process in enumerate(shown):
             if not number % SLICE_ROWS:
                 yield MORE
+            self._engines.append(self._engine(process, taken))
+        yield MORE
+        owners = state.roster.owners.values()
+        fullest = nlargest(MAX_STATUS_ROWS, owners, lambda one: len(one.index))
+        namespaces_more = len(owners) - len(fullest)
         pinned = yield from self._pinned()
         for owner in fullest:
             num_bytes = yield from _num_bytes(owner)
             self._namespaces.append(self._namespace(owner, num_bytes, pinned[owner.fingerprint]))
-        done(self._reply(*more))
+        done(self._reply(engines_more, namespaces_more))
 
     def _reply(self, engines_more: int, namespaces_more: int) -> StatusReply:
         state = self._state
