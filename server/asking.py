@@ -41,11 +41,18 @@ class Asker:
     Args:
         dealer: connected.
         session: of this side.
+        connection: on the side socket, which tells at once when the server ends.
     """
 
-    def __init__(self, dealer: zmq.Socket[bytes], session: ClientSession) -> None:
+    def __init__(
+        self, dealer: zmq.Socket[bytes], session: ClientSession, connection: socket.socket
+    ) -> None:
         self._dealer = dealer
         self._session = session
+        self._connection = connection
+        self._poller = zmq.Poller()
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(connection, zmq.POLLIN)
 
     def ask(self, body: Request, limit_s: float) -> Body:
         """Asks, and waits for the answer.
@@ -58,7 +65,7 @@ class Asker:
             The reply's body.
 
         Raises:
-            OSError: nobody answers in time.
+            OSError: nobody answers in time, or the server ends.
             KvkeepError: the server refuses, or what answers speaks another protocol.
         """
         end_s = time.monotonic() + limit_s
@@ -105,8 +112,11 @@ class Asker:
     def _send(self, frame: bytes, end_s: float) -> Body:
         self._dealer.send(frame)
         while (left_s := end_s - time.monotonic()) > 0:
-            if not self._dealer.poll(int(left_s * 1000) + 1):
-                break
+            ready = dict(self._poller.poll(int(left_s * 1000) + 1))
+            if self._dealer not in ready:
+                if ready and not self._connection.recv(limits.MAX_SIDE_BYTES):
+                    raise ConnectionResetError("the server ended")
+                continue
             reply = self._session.receive(self._dealer.recv(), time.monotonic_ns())
             if reply is None:
                 continue
@@ -145,7 +155,7 @@ def connected(side_path: str, limit_s: float, command: str) -> Iterator[Asker]:
                 dealer.setsockopt(zmq.IPV6, 1)
             dealer.connect(welcome.endpoint)
             client = f"kvkeep {command} {__version__} pid {os.getpid()}"
-            asker = Asker(dealer, ClientSession(instance, client))
+            asker = Asker(dealer, ClientSession(instance, client), connection)
             asker.greet(Token(welcome.token), end_s)
             yield asker
 

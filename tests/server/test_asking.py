@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from protocol import side
-from protocol.errors import ErrorCode, KvkeepError, RequestError
+from protocol.errors import ErrorCode, KvkeepError, ReplyMalformedError, RequestError
+from protocol.messages import Ping, StatsReply
 from server import asking
 from tests.wire.process import ROOT, ServerProcess, wait_until
 
@@ -49,8 +53,14 @@ def test_nobody_there_is_an_os_error(short_dir: Path) -> None:
         asking.stats(f"{short_dir}/none.side", LIMIT_S)
 
 
-def answer_once(path: Path, packet: bytes | None) -> threading.Thread:
-    """Plays a side socket that takes one greeting and says one thing; None hangs up."""
+def answer_once(path: Path, packet: bytes | None, stays: bool = False) -> threading.Thread:
+    """Plays a side socket that takes one greeting and says one thing; None hangs up.
+
+    Args:
+        path: of the socket.
+        packet: what it says.
+        stays: whether it is there until the other side has gone.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(path))
     listener.listen(1)
@@ -60,6 +70,8 @@ def answer_once(path: Path, packet: bytes | None) -> threading.Thread:
             connection.recv(1 << 16)
             if packet is not None:
                 connection.send(packet)
+            if stays:
+                connection.recv(1 << 16)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -90,7 +102,31 @@ def test_a_server_that_never_answers_costs_the_limit(short_dir: Path) -> None:
     welcome = side.Welcome(
         token=bytes(16), epoch=bytes(16), arena=bytes(16), endpoint=f"ipc://{short_dir}/nobody"
     )
-    thread = answer_once(short_dir / "x", side.pack(welcome))
+    thread = answer_once(short_dir / "x", side.pack(welcome), stays=True)
     with pytest.raises(TimeoutError):
         asking.stats(f"{short_dir}/x", 0.2)
     thread.join()
+
+
+def test_a_server_that_ends_is_not_waited_for(short_dir: Path, shm_dir: Path) -> None:
+    with (
+        ServerProcess(short_dir, shm_dir / "a") as server,
+        asking.connected(server.side_path, LIMIT_S, "test") as asker,
+    ):
+        os.kill(server.pid, signal.SIGSTOP)
+        threading.Timer(0.2, server.process.kill).start()
+        begun_s = time.monotonic()
+        with pytest.raises(ConnectionResetError, match="the server ended"):
+            asker.stats(60.0)
+        assert time.monotonic() - begun_s < 20
+
+
+def test_status_is_asked_for_and_another_answer_is_refused(short_dir: Path, shm_dir: Path) -> None:
+    with (
+        ServerProcess(short_dir, shm_dir / "a") as server,
+        asking.connected(server.side_path, LIMIT_S, "test") as asker,
+    ):
+        assert asker.status(LIMIT_S).server.pid == server.pid
+        assert list(asker.stats(LIMIT_S)) == sorted(asker.stats(LIMIT_S))
+        with pytest.raises(ReplyMalformedError, match="Done came, StatsReply was awaited"):
+            asker.expect(Ping(), StatsReply, LIMIT_S)
