@@ -92,7 +92,12 @@ class Spec:
             return lambda value: type(value) is int and low <= value <= high
         if word == "float":
             least, most = (float(one) for one in rest.lstrip(">").split(".."))
-            return lambda value: type(value) in (int, float) and least < value <= most
+            is_open = rest.startswith(">")
+            return lambda value: (
+                type(value) in (int, float)
+                and least <= value <= most
+                and not (is_open and value == least)
+            )
         if word in ("bytes", "text"):
             low, high = (0, 16) if rest == "0 or 16" else _span(rest)
             kind = bytes if word == "bytes" else str
