@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from server.web.stalls import COPIES
 from server.web.watch import Answer, View
 
 HOST_COPIER = "host"
+STALL_S = 3.0
+"""Copies take milliseconds; none ends for so long only where a copier is frozen, or has no CPU."""
+TIER_STALL_S = 7.0
+"""Of a tier's jobs, each of which may move some MiB over a network."""
+
 CHECKS = ("loop", "draining", "copiers", "arena", "sockets", "tiers")
 """What ``ready`` looks at, by the names that ``exclude`` takes."""
 
@@ -73,6 +79,10 @@ def _inside(answer: Answer) -> Iterator[Check]:
 
 
 def _copiers(answer: Answer) -> Iterator[Check]:
+    stalled_s = answer.stalled_s.get(COPIES, 0.0)
+    if stalled_s > STALL_S:
+        text = f"copies are under way and none has come to an end for {stalled_s:.0f} s"
+        yield Check("copiers", False, text)
     for copier in answer.status.copiers if answer.status is not None else ():
         # A device's copier ends 30 s after its last engine left.
         is_good = copier.state == "up" or (copier.name != HOST_COPIER and copier.state == "ending")
@@ -84,7 +94,11 @@ def _copiers(answer: Answer) -> Iterator[Check]:
 def _tiers(answer: Answer) -> Iterator[Check]:
     if answer.status is not None:
         for tier in answer.status.tiers:
-            yield Check("tiers", tier.state == "up", f"{tier.name}: {tier.state}")
+            stalled_s = answer.stalled_s.get(f"tier_{tier.name}", 0.0)
+            is_stalled = stalled_s > TIER_STALL_S
+            still = f", and nothing has come to an end for {stalled_s:.0f} s" if is_stalled else ""
+            is_good = tier.state == "up" and not is_stalled
+            yield Check("tiers", is_good, f"{tier.name}: {tier.state}{still}")
         return
     for name, value in answer.values.items():  # a server that does not know STATUS
         if name.startswith("tier_") and name.endswith("_up"):

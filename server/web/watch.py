@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import StatusReply
 from server import asking
+from server.web.stalls import Stalls
 
 _log = logging.getLogger("kvkeep.web")
 
@@ -60,6 +61,7 @@ class Answer:
         values: the counters, empty without an answer.
         status: who is here; None without an answer, or from a server that does not know STATUS.
         why: why there is no answer; empty when there is.
+        stalled_s: by kind of work, for how long it has been under way and none has ended.
     """
 
     at_s: float
@@ -68,6 +70,7 @@ class Answer:
     values: dict[str, int]
     status: StatusReply | None
     why: str = ""
+    stalled_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Watch:
         self._connection: ExitStack | None = None
         self._asks: Asks | None = None
         self._knows_status = True
+        self._stalls = Stalls()
         self._thread = threading.Thread(target=self._run, name="kvkeep-web-watch", daemon=True)
 
     def start(self) -> None:
@@ -196,7 +200,8 @@ class Watch:
             values, status = {}, None
             self._close()
         now_s = time.monotonic()
-        return Answer(now_s, time.time(), now_s - begun_s, values, status, why)
+        stalled_s = self._stalls.note(values, now_s)
+        return Answer(now_s, time.time(), now_s - begun_s, values, status, why, stalled_s)
 
     def _open(self) -> Asks:
         if self._asks is None:

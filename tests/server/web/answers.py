@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -94,9 +95,10 @@ def answer(
     told: StatusReply | None = None,
     at_s: float = 1000.0,
     why: str = "",
+    stalled_s: Mapping[str, float] | None = None,
 ) -> Answer:
     """What came of one question."""
-    return Answer(at_s, at_s + 1e9, 0.002, values or {}, told, why)
+    return Answer(at_s, at_s + 1e9, 0.002, values or {}, told, why, stalled_s or {})
 
 
 def view(values: dict[str, int] | None = None, told: StatusReply | None = None) -> View:

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from protocol.messages import StatusReply
-from server.web.health import CHECKS, alive, ready
+from server.web.health import CHECKS, STALL_S, TIER_STALL_S, alive, ready
+from server.web.stalls import COPIES
 from server.web.watch import View
-from tests.server.web.answers import COPIER, SERVER, TIER, silent, status, view
+from tests.server.web.answers import COPIER, SERVER, TIER, answer, silent, status, view
 
 GOOD = {"extents": 3, "tier_disk_up": 1}
 
@@ -46,6 +47,23 @@ def test_what_breaks_is_named(changes: dict[str, object], word: str) -> None:
     (why,) = failed(view(GOOD, told))
     assert word in why
     assert all(check.is_good for check in alive(view(GOOD, told))), "a restart would not help"
+
+
+@pytest.mark.parametrize(
+    ("name", "limit_s", "word"),
+    [
+        (COPIES, STALL_S, "copiers: copies are under way and none has come to an end for "),
+        ("tier_disk", TIER_STALL_S, "tiers: disk: up, and nothing has come to an end for "),
+    ],
+)
+def test_work_that_does_not_come_to_an_end_is_named(name: str, limit_s: float, word: str) -> None:
+    def after(stalled_s: float) -> list[str]:
+        latest = answer(GOOD, status(), stalled_s={name: stalled_s})
+        return failed(View(latest, latest))
+
+    assert after(limit_s) == []
+    (why,) = after(limit_s + 1)
+    assert why.startswith(word)
 
 
 def test_a_copier_of_a_device_may_end_when_its_engines_are_gone() -> None:
