@@ -76,6 +76,7 @@ def test_b53_a_frozen_copier_is_seen(server: ServerProcess, pages: Pages, script
     assert wait_until(lambda: why(pages) == "", 15, every_s=0.3), why(pages)
 
 
+@pytest.mark.slow
 def test_b53_a_killed_copier_is_seen_or_back_at_once(
     server: ServerProcess, pages: Pages, script: Script
 ) -> None:
@@ -88,6 +89,7 @@ def test_b53_a_killed_copier_is_seen_or_back_at_once(
     assert script.counted.published == 8
 
 
+@pytest.mark.slow
 def test_b53_a_frozen_porter_is_seen(server: ServerProcess, pages: Pages, script: Script) -> None:
     porter = asking.stats(server.side_path, 10)["tier_disk_porter_pid"]
     os.kill(porter, signal.SIGSTOP)
