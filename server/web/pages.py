@@ -99,7 +99,7 @@ class Pages:
         try:
             page = self._page(environ)
         except Exception:  # noqa: BLE001 - a fault in one page is no end of the others
-            _log.exception("%s cannot be answered", environ.get("PATH_INFO"))
+            _log.exception("%r cannot be answered", environ.get("PATH_INFO"))
             page = Page(500, TEXT, b"a fault of kvkeep's own; its log says more\n")
         headers = [("Content-Type", page.kind), ("Content-Length", str(len(page.content)))]
         if page.code == 405:
