@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,20 @@ from tests.wire.process import ROOT, ServerProcess, wait_until
 COMMAND = [sys.executable, "-m", "server.web"]
 
 
-@pytest.fixture
-def served(server: ServerProcess) -> Iterator[Pages]:
-    with serving(server.side_path) as (pages, _):
-        yield pages
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[ServerProcess, Pages]]:
+    """A server and its pages, for tests that leave both as they found them."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvk-") as short,
+        tempfile.TemporaryDirectory(prefix="kvk-", dir="/dev/shm") as arena,
+        ServerProcess(Path(short), Path(arena) / "a") as server,
+        serving(server.side_path) as (pages, _),
+    ):
+        yield server, pages
 
 
-def test_it_answers_for_a_server_that_is_well(served: Pages) -> None:
+def test_it_answers_for_a_server_that_is_well(shared: tuple[ServerProcess, Pages]) -> None:
+    _, served = shared
     assert served.get("/healthz")[0] == 200
     assert wait_until(lambda: served.get("/readyz")[0] == 200, 10, every_s=0.2)
     assert served.get("/", method="POST")[0] == 405
@@ -39,8 +47,9 @@ def test_it_answers_for_a_server_that_is_well(served: Pages) -> None:
 
 
 def test_a_frozen_loop_is_seen_in_time_and_so_is_its_return(
-    server: ServerProcess, served: Pages
+    shared: tuple[ServerProcess, Pages],
 ) -> None:
+    server, served = shared
     assert served.get("/healthz")[0] == 200
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -57,15 +66,16 @@ def test_a_frozen_loop_is_seen_in_time_and_so_is_its_return(
 
 
 def test_a_server_that_ended_is_named_and_its_successor_found(
-    server: ServerProcess, served: Pages, short_dir: Path
+    server: ServerProcess, short_dir: Path
 ) -> None:
-    assert served.get("/healthz")[0] == 200
-    epoch = served.json("/api/status")["status"]["server"]["epoch"]
-    server.terminate()
-    assert wait_until(lambda: served.get("/healthz")[0] == 503, 10, every_s=0.2)
-    with ServerProcess(short_dir, server.arena_dir):
-        assert wait_until(lambda: served.get("/healthz")[0] == 200, 10, every_s=0.2)
-        assert served.json("/api/status")["status"]["server"]["epoch"] != epoch
+    with serving(server.side_path) as (served, _):
+        assert served.get("/healthz")[0] == 200
+        epoch = served.json("/api/status")["status"]["server"]["epoch"]
+        server.terminate()
+        assert wait_until(lambda: served.get("/healthz")[0] == 503, 10, every_s=0.2)
+        with ServerProcess(short_dir, server.arena_dir):
+            assert wait_until(lambda: served.get("/healthz")[0] == 200, 10, every_s=0.2)
+            assert served.json("/api/status")["status"]["server"]["epoch"] != epoch
 
 
 def test_without_any_server_it_serves_and_says_so(short_dir: Path) -> None:
@@ -111,8 +121,9 @@ def test_wrong_options_are_named(arguments: list[str], word: str) -> None:
 
 
 def test_readers_who_never_read_do_not_keep_others_out_nor_the_loop_busy(
-    server: ServerProcess, served: Pages
+    shared: tuple[ServerProcess, Pages],
 ) -> None:
+    _, served = shared
     idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8)]
     try:
         for connection in idle:
@@ -133,7 +144,10 @@ def test_readers_who_never_read_do_not_keep_others_out_nor_the_loop_busy(
     assert len(idle) < MAX_CONNECTIONS
 
 
-def test_it_ends_with_the_process_that_started_it(server: ServerProcess) -> None:
+def test_it_ends_with_the_process_that_started_it(
+    shared: tuple[ServerProcess, Pages],
+) -> None:
+    side_path = shared[0].side_path
     code = (
         "import subprocess, sys, os\n"
         "child = subprocess.Popen([sys.executable, '-m', 'server.web', '--side', sys.argv[1],\n"
@@ -142,7 +156,7 @@ def test_it_ends_with_the_process_that_started_it(server: ServerProcess) -> None
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, server.side_path],
+        [sys.executable, "-c", code, side_path],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
