@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -40,9 +41,14 @@ def server(folders: tuple[Path, Path]) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def pages(server: ServerProcess) -> Iterator[Pages]:
-    with serving(server.side_path) as (made, _):
+def served(server: ServerProcess) -> Iterator[tuple[Pages, subprocess.Popen[bytes]]]:
+    with serving(server.side_path) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def pages(served: tuple[Pages, subprocess.Popen[bytes]]) -> Pages:
+    return served[0]
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +197,14 @@ def test_it_asked_nobody_else_and_the_console_is_empty(page: Browser, pages: Pag
     asked = page.asked()
     assert len(asked) >= 5
     assert [address for address in asked if not address.startswith(pages.url)] == []
+
+
+def test_pages_that_ended_are_told_plainly(
+    page: Browser, served: tuple[Pages, subprocess.Popen[bytes]]
+) -> None:
+    served[1].terminate()
+    served[1].wait(10)
+    shown = "return document.getElementById('notice').innerText"
+    assert wait_until(lambda: "gets no answer" in str(renewed(page, shown)), 15, every_s=0.3)
+    assert page.run("return document.getElementById('state').innerText") == "no answer"
+    assert "tests" in page.run("return document.getElementById('engines').innerText")
