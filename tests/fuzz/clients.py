@@ -12,11 +12,11 @@ from protocol import frames
 from protocol import messages as m
 from protocol.errors import ErrorCode, KvkeepError, RequestError
 from protocol.ids import InstanceId, PoolId, Token
-from protocol.layout import unpack_slots
 from server.core import effects as fx
 from server.core.outbox import Ticket
 from server.core.peers import Peer
 from tests.fuzz.finding import Finding, require
+from tests.fuzz.loading import LeaseFact, Loads
 from tests.fuzz.truth import ARENA, EPOCH, Seat, Truth
 
 OWN_SESSION = (m.Mapped, m.Release, m.Store, m.Commit, m.Cancel)
@@ -83,19 +83,6 @@ class Process:
     is_quiet: bool = False
 
 
-@dataclass
-class LeaseFact:
-    """A lease as its engine knows it."""
-
-    lease: bytes
-    instance: bytes
-    fingerprint: bytes
-    session: int
-    request: int
-    start: int
-    keys: tuple[frozenset[bytes], ...]
-
-
 class Clients:
     """All of them, around one truth.
 
@@ -108,7 +95,6 @@ class Clients:
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
         self.processes: list[Process] = []
-        self.leases: dict[bytes, LeaseFact] = {}
         self.owed: dict[tuple[bytes, int], list[Sent]] = {}
         self.greeted: set[bytes] = set()
         self.gone: set[bytes] = set()
@@ -118,9 +104,15 @@ class Clients:
         self.answers: dict[tuple[int, int], int] = {}
         self.secrets: list[tuple[bytes, bytes]] = []
         self._next_peer = 1
+        self._loads = Loads(self)
         truth.replied = self._replied
         truth.given = self._given
         self.watch()
+
+    @property
+    def leases(self) -> dict[bytes, LeaseFact]:
+        """Every lease that was ever told of, by its id."""
+        return self._loads.leases
 
     def watch(self) -> None:
         """Counts what reaches a handler of the present core."""
@@ -204,6 +196,7 @@ class Clients:
         except RequestError:
             pass
         self.serial += 1
+        self.truth.below.serial = self.serial
         self.frames += 1
         sent = Sent(peer, process, op, seq, body, self.serial, wrong)
         self.owed.setdefault((peer, seq), []).append(sent)
@@ -332,104 +325,18 @@ class Clients:
             self.truth.seats[asked.session].said -= set(_u32(asked.unmapped))
         elif isinstance(asked, m.Store) and isinstance(body, m.StoreReply):
             self._stored(sent.process, asked, body)
-        elif isinstance(asked, m.Lookup) and isinstance(body, m.LookupReply):
-            self._looked_up(sent, asked, body)
-        elif isinstance(asked, m.Retrieve) and isinstance(body, m.RetrieveReply):
-            self._retrieved(sent, asked, body)
+        elif isinstance(asked, m.Clear | m.Delete):
+            keys = asked.keys if isinstance(asked, m.Delete) else b""
+            if asked.fingerprint:
+                self.truth.below.forgotten(asked.fingerprint, keys, sent.serial)
+        else:
+            self._loads.answered(sent, body)
 
     def _stored(self, process: Process, asked: m.Store, body: m.StoreReply) -> None:
         require(body.held + body.copied <= len(asked.keys) // 16, "stored more: than was asked")
         process.stores = [one for one in process.stores if one[:2] != (asked.session, asked.store)]
         if body.copied:
             process.stores.append((asked.session, asked.store, body.copied))
-
-    def _looked_up(self, sent: Sent, asked: m.Lookup, body: m.LookupReply) -> None:
-        count = len(asked.keys) // 16
-        require(body.ready <= count, f"ready: {body.ready} of {count} that were asked")
-        require((len(body.lease) == 16) == (body.ready > 0), "a lease: of nothing, or none")
-        if not body.ready:
-            return
-        require(body.lease not in self.leases, "a lease id: given twice")
-        seat = self.truth.seats[asked.session]
-        keys = self._chains(seat.fingerprint, asked.keys, body.ready)
-        namespace = seat.body.namespace
-        for shard in range(namespace.num_shards):
-            if namespace.groups[namespace.group_of(shard)].window_tokens:
-                continue
-            for names in keys:
-                have = any(self.truth.held[seat.fingerprint, shard, key] > 0 for key in names)
-                require(have, f"said to be ready and not held: {set(names)} shard {shard}")
-        self.leases[body.lease] = LeaseFact(
-            body.lease,
-            sent.process.instance,
-            seat.fingerprint,
-            asked.session,
-            asked.request,
-            asked.start,
-            keys,
-        )
-        self.secrets.append((body.lease, sent.process.instance))
-
-    def _chains(self, fingerprint: bytes, asked: bytes, count: int) -> tuple[frozenset[bytes], ...]:
-        """What each chunk that is ready may be.
-
-        The server looks for the deepest key and goes up what is stored, so keys that are no chain
-        are answered by the chain that the deepest of them, or of those it found, belongs to.
-        """
-        whole = [asked[at : at + 16] for at in range(0, len(asked), 16)]
-        found = whole[:count]
-        for keys in (whole, found):
-            for at in range(len(keys) - 1, 0, -1):
-                keys[at - 1] = self.truth.parents.get((fingerprint, keys[at]), keys[at - 1])
-        return tuple(frozenset(pair) for pair in zip(whole, found, strict=False))
-
-    def _retrieved(self, sent: Sent, asked: m.Retrieve, body: m.RetrieveReply) -> None:
-        lease = self.leases.get(asked.lease)
-        if lease is None or lease.instance != sent.process.instance:
-            raise Finding("served what must be refused: a lease of another engine")
-        first = asked.start - lease.start
-        inside = first >= 0 and first + asked.count <= len(lease.keys)
-        require(inside, f"served what must be refused: chunks beyond the lease ({first})")
-        namespace = self.truth.seats[asked.session].body.namespace
-        require(body.num_shards == namespace.num_shards, "slots: of other shards")
-        slots = unpack_slots(body.slots, asked.count, body.num_shards).tolist()
-        giving_back = any(
-            isinstance(one.body, m.Release) and one.body.lease == lease.lease
-            for waiting in self.owed.values()
-            for one in waiting
-        )
-        if giving_back:  # its readers cannot tell what they still hold, until that is answered
-            return
-        for seat in list(self.truth.seats.values()):
-            if seat.instance == lease.instance and seat.is_open:
-                self._claim(sent, lease, first, slots, seat)
-
-    def _claim(
-        self,
-        sent: Sent,
-        lease: LeaseFact,
-        first: int,
-        slots: list[list[tuple[int, int, int]]],
-        seat: Seat,
-    ) -> None:
-        mine = seat.body.namespace.shards_of_rank(seat.body.rank)
-        let_go = self.released.get((seat.session, lease.lease), 0) > sent.serial
-        claims = self.truth.claims.setdefault((seat.session, lease.lease), [])
-        for number, row in enumerate(slots):
-            names = lease.keys[first + number]
-            for shard in mine:
-                extent, slot, generation = row[shard]
-                if not extent:
-                    require(not slot and not generation, "an absent slot: with numbers")
-                    continue
-                shadow = self.truth.extents[extent]
-                tag = shadow.tags[slot]
-                same = tag is not None and tag[0] in names and tag[1:] == (shard, generation)
-                same = same and not shadow.removed
-                require(same, f"retrieved what was not stored under its key: {set(names)}")
-                require(extent in seat.said, f"offered what a reader has not mapped: {extent}")
-                if not let_go and seat.is_open:
-                    claims.append((extent, slot, generation))
 
     def _given(self, effect: fx.GiveExtent | fx.TakeExtent) -> None:
         process = self.processes[effect.process - 1]

@@ -8,15 +8,16 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tests.fuzz import samples
+from tests.fuzz import deaths, samples
 from tests.fuzz.clients import Clients
+from tests.fuzz.drawing import config_of, draw_steps, open_below
 from tests.fuzz.finding import Finding, require
 from tests.fuzz.grammar import Step
 from tests.fuzz.mutate import Material
 from tests.fuzz.rebirth import party_gone
 from tests.fuzz.tight import Tight
 from tests.fuzz.truth import SECOND, Truth
-from tests.fuzz.verbs import Verbs, config_of, draw_steps
+from tests.fuzz.verbs import Verbs
 
 LEAST_MESSAGES = 20
 STEPS = 20
@@ -36,6 +37,8 @@ _ENDED = (
     "connections",
     "parties_awaited",
     "arena_quarantined_bytes",
+    "prefetches_waiting",
+    "promotions_running",
 )
 
 
@@ -108,6 +111,7 @@ class SequenceFuzz:
     def _play(self, begin: Step, steps: list[Step], least: int) -> None:
         truth = Truth(config_of(begin), begin.x, lazy=begin.a % 3 == 0)
         clients = Clients(truth)
+        open_below(truth.below, begin)
         verbs = Verbs(clients, self._stock)
         slices = (100_000, 1, 3)[begin.a // 2 % 3]
         audits = random.Random(begin.x)
@@ -130,7 +134,8 @@ class SequenceFuzz:
     def _end(self, truth: Truth, clients: Clients, verbs: Verbs) -> None:
         """All is answered in time, and with the last process nothing is held for anybody."""
         truth.lazy = False
-        truth.stuck_dies()
+        truth.below.recover()
+        deaths.stuck_dies(truth)
         while truth.former:
             party_gone(truth, 0)
         truth.settle()
@@ -152,6 +157,7 @@ class SequenceFuzz:
             require(stats[name] == 0, f"left behind: {name} {stats[name]}")
         require(truth.core.drained(), "left behind: the core is not at rest")
         require(not truth.jobs and not truth.claims, "left behind: copies or claims")
+        truth.below.check_rest()
 
     def _count(self, clients: Clients) -> None:
         counts = self.counts

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from tests.fuzz import batches, corpus
 from tests.fuzz.batches import DecoderFuzz
 from tests.fuzz.decode import DECODERS
+from tests.fuzz.drawing import TIER_WEIGHTS, WEIGHTS
 from tests.fuzz.finding import Finding
 from tests.fuzz.formats import FORMATS
 from tests.fuzz.grammar import Step
 from tests.fuzz.play import SequenceFuzz
-from tests.fuzz.verbs import WEIGHTS
 
 FORMS = ("decode:SEED:INDEX", "sequence:SEED:INDEX", "input:TARGET:HEX", "steps:JSON")
 TARGETS = (*DECODERS, *(name for name, _ in FORMATS))
 """Decoders and file formats by their names in a reproducer."""
 
-VERBS = frozenset({"begin", *WEIGHTS})
+VERBS = frozenset({"begin", *WEIGHTS, *TIER_WEIGHTS})
 
 
 def read(spec: str) -> Callable[[], None]:

@@ -19,6 +19,8 @@ from tests.repository import tree
 Check = Callable[[Any], bool]
 Fields = dict[str, tuple[str, bool]]
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", re.M)
+_ENUM = re.compile(r"^\| (\w+) \| number \| meaning \|\n\|[-|]+\n((?:\| .+ \|\n)+)", re.M)
+_NUMBER = re.compile(r"^\| \w+ \| (\d+) \|", re.M)
 _TEXT_BYTES = 2048
 _MAP_ENTRIES = 1024
 
@@ -39,6 +41,15 @@ def _tables() -> dict[str, Fields]:
                 found.setdefault(name, rows)
     found["ErrorBody"] = found.pop("Errors")
     return found
+
+
+def _enums() -> dict[str, frozenset[int]]:
+    """Every enumeration of the page whose numbers a field may have, by name."""
+    page = tree.text("docs/protocol.md")
+    return {
+        name: frozenset(int(number) for number in _NUMBER.findall(rows))
+        for name, rows in _ENUM.findall(page)
+    }
 
 
 def _number(text: str) -> int:
@@ -63,6 +74,7 @@ class Spec:
 
     def __init__(self) -> None:
         self._tables = _tables()
+        self._enums = _enums()
         self.structs: dict[str, Check] = {}
         for name, fields in self._tables.items():
             self.structs[name] = self._struct(name, fields)
@@ -108,8 +120,8 @@ class Spec:
             return lambda value: type(value) is bool
         if word == "nil":
             return lambda value: value is None
-        if word == "StopReason":
-            return lambda value: type(value) is int and 0 <= value <= 5
+        if word in self._enums:
+            return lambda value: type(value) is int and value in self._enums[word]
         return partial(self._named, word)
 
     def _named(self, word: str, value: Any) -> bool:

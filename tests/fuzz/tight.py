@@ -29,11 +29,20 @@ SMALL: dict[str, int] = {
     "MAX_CONNECTIONS_PER_TOKEN": 2,
     "MAX_OUTSTANDING_REQUESTS": 3,
     "MAX_SLOTS_PER_REPLY": 12,
+    "MAX_PARTS": 3,
+    "PIECE_PARTS": 4,
+    "BEGIN_SHARDS": 1,
+    "MAX_RUNS": 2,
+    "RIDES": 2,
+    "MAX_DROPS": 1,
+    "MAX_OWED_KEYS": 3,
+    "MAX_FAILURES": 2,
+    "MAX_WAITING": 2,
 }
 
 
 def _modules() -> list[ModuleType]:
-    names = [one.name for one in pkgutil.iter_modules(server.core.__path__, "server.core.")]
+    names = [one.name for one in pkgutil.walk_packages(server.core.__path__, "server.core.")]
     for name in names:
         importlib.import_module(name)
     return [sys.modules[name] for name in names] + [limits]

@@ -25,7 +25,9 @@ from server.core import effects as fx
 from server.core.config import CoreConfig
 from server.core.dispatch import Core
 from server.core.integrity import IntegrityError
+from tests.fuzz.below import Below
 from tests.fuzz.finding import Finding, require
+from tests.fuzz.stores import Brought, Name
 
 EPOCH, ARENA = Epoch(b"E" * 16), ArenaId(b"A" * 16)
 SECOND = 1_000_000_000
@@ -39,7 +41,8 @@ class Shadow:
 
     Attributes:
         geometry: how it is cut.
-        content: per slot, the pool and spans that were copied into it; None for torn bytes.
+        content: per slot, the pool and spans that were copied into it, or the part that a tier
+            brought; None for torn bytes.
         records: per slot, whether its record counts.
         tags: per slot, (key, shard, generation) of the last record written.
         rows: the records as they stand in the file.
@@ -47,7 +50,7 @@ class Shadow:
     """
 
     geometry: ExtentGeometry
-    content: list[tuple[int, Spans] | None]
+    content: list[tuple[int, Spans] | Brought | None]
     records: list[bool]
     tags: list[tuple[bytes, int, int] | None]
     rows: NDArray[Any]
@@ -105,6 +108,7 @@ class Truth:
         self.generations: set[int] = {0}
         self.replied: Callable[[fx.SendReply], None] = lambda effect: None
         self.given: Callable[[fx.GiveExtent | fx.TakeExtent], None] = lambda effect: None
+        self.below = Below(self)
         self._acts: dict[type, Callable[[Any], None]] = {
             fx.SendReply: self._reply,
             fx.CreateExtent: self._later,
@@ -120,6 +124,7 @@ class Truth:
             fx.TakeExtent: lambda effect: self.given(effect),  # noqa: PLW0108 - set later
             fx.KeepNamespace: self._keep,
             fx.DropNamespace: self._drop,
+            **self.below.acts(),
         }
         self.begin(config)
 
@@ -144,6 +149,7 @@ class Truth:
         self.claims: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
         for shadow in self.extents.values():
             shadow.content = [None] * len(shadow.content)
+        self.below.begin()
 
     # --- running --------------------------------------------------------------------------
 
@@ -169,8 +175,9 @@ class Truth:
             raise Finding(f"a fault of the core: {faults[0].strip().splitlines()[-1]}\n{faults[0]}")
 
     def _eager(self) -> bool:
+        answered = self.below.prompt()
         if self.lazy or not (self.pending or self.jobs):
-            return False
+            return answered
         self.act(0)
         for job in list(self.jobs):
             self.finish(job)
@@ -273,48 +280,12 @@ class Truth:
                 shadow.content[slot] = (job.pool, spans)
         self.core.copy_done(fx.JobId(number), error, self.now_ns)
 
-    def copier_dies(self, sticks: bool = False, number: int = 0) -> None:
-        """A copier and its mappings are gone, or it is killed and does not die; another starts.
-
-        Args:
-            sticks: it may go on writing what it was told to, until ``stuck_dies``.
-            number: which of those that run.
-        """
-        copier = fx.CopierId(sorted(self.up)[number % len(self.up)])
-        had = [job for job, one in self.jobs.items() if one.copier == copier]
-        mine = {(int(self.jobs[job].extent), slot) for job in had for slot in self.aims[job]}
-        if sticks:
-            self.stuck[copier, self.lives] = mine
-        else:
-            self.flying -= mine
-        for job in had:
-            del self.jobs[job], self.aims[job]
-        # Nobody copies from the old mappings any more; what was copied stays.
-        gone = [handle for handle in self.handles if self.copier_of[handle] == copier]
-        self.handles.update({handle: (self.handles[handle][0], 0) for handle in gone})
-        pools = fx.OpenPool | fx.ClosePool
-        asked = [one for one in self.pending if isinstance(one, pools) and one.copier == copier]
-        self.pending = [one for one in self.pending if one not in asked]
-        if sticks:
-            self.core.copier_stuck(copier, self.lives, self.now_ns)
-        else:
-            self.core.copier_lost(copier, self.now_ns)
-        self.lives += 1
-        self.effects()
-        self.core.copier_ready(copier, self.now_ns)
-
-    def stuck_dies(self) -> None:
-        """The copiers that were killed and did not die are seen dead."""
-        for (copier, life), slots in list(self.stuck.items()):
-            del self.stuck[copier, life]
-            self.flying -= slots
-            self.core.copier_gone(fx.CopierId(copier), life, self.now_ns)
-
     # --- records --------------------------------------------------------------------------
 
     def _void(self, effect: fx.VoidRecords) -> None:
         shadow = self.extents[effect.extent]
         fingerprint = shadow.geometry.fingerprint
+        busy = self.below.busy() if effect.reused else set()
         for slot in effect.slots.tolist():
             tag = shadow.tags[slot]
             if shadow.records[slot] and tag is not None:
@@ -331,6 +302,7 @@ class Truth:
                     for claims in self.claims.values()
                     for claim in claims
                 )
+                read = read or (effect.extent, slot) in busy
                 require(not read, f"a slot is reused while it is read: {slot}")
 
     def _write(self, effect: fx.WriteRecords) -> None:
@@ -363,6 +335,10 @@ class Truth:
         content = shadow.content[slot]
         if content is None:
             raise Finding(f"published without a whole copy: {key!r}")
+        if isinstance(content, Brought):
+            name = Name(shadow.geometry.fingerprint, key, shard)
+            self.below.check_brought(content, name, owner)
+            return
         handle, spans = content
         process = self.handles[handle][0]
         require(self.instances[process] == owner, "a record names another owner: than copied it")
@@ -407,7 +383,7 @@ class Truth:
         shadow = self.extents[effect.extent]
         require(not shadow.removed, "an extent is removed: twice")
         shadow.removed = True
-        used = any(extent == effect.extent for extent, _ in self.flying)
+        used = any(extent == effect.extent for extent, _ in (*self.flying, *self.below.busy()))
         require(not used, "an extent is removed: while it is copied into")
         former = any(slot[0] == effect.extent for _, one in self.former.values() for slot in one)
         require(not former, "an extent is removed: while a former process reads it")
@@ -435,6 +411,10 @@ class Truth:
                 require(kept, f"bytes changed under a reader: extent {extent} slot {slot}")
                 pinned = base is not None and int(table.pins[base + slot]) > 0
                 require(pinned, f"read and not pinned: extent {extent} slot {slot}")
+        for extent, slot in self.below.given():
+            base = bases.get(ExtentId(extent))
+            pinned = base is not None and int(table.pins[base + slot]) > 0
+            require(pinned, f"given to a tier and not pinned: extent {extent} slot {slot}")
 
 
 def spans_of(pool: ShardPool, pages: list[int]) -> Spans:

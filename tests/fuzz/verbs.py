@@ -8,46 +8,25 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
 
 import msgspec
 
 from protocol import messages as m
 from server.core import effects as fx
-from server.core.config import CoreConfig
-from tests.fuzz import rebirth
-from tests.fuzz.clients import Clients, LeaseFact, Process
-from tests.fuzz.grammar import NAMES, Actor, Step, pick, register_body, store_body
+from tests.fuzz import deaths, rebirth
+from tests.fuzz.clients import Clients, Process
+from tests.fuzz.drawing import config_of, open_below
+from tests.fuzz.grammar import NAMES, Step, pick, register_body, store_body
+from tests.fuzz.loading import LeaseFact
 from tests.fuzz.mutate import Material
+from tests.fuzz.tierverbs import TierVerbs
 from tests.fuzz.truth import SECOND, Seat
 from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
-from tests.server.core.world import PAGE
 
-Verb = Callable[["Verbs", Step], None]
 _PLAIN = Step("", 0, 0, 0, 0, 0)
 
 
-def config_of(step: Step) -> CoreConfig:
-    """A small server; every other one has small limits as well."""
-    extents = 4 + step.b % 14
-    extent = 2 * PAGE + (3 + step.c % 8) * PAGE
-    tight = step.a & 1
-    return CoreConfig(
-        arena_bytes=extents * extent,
-        extent_bytes=extent,
-        side_path="/run/x.side",
-        copy_window_bytes=(4 + step.c % 8) * PAGE,
-        copy_piece_bytes=(1 + step.c % 3) * PAGE,
-        max_processes=5 if tight else 64,
-        max_pools_per_process=2 if tight else 16,
-        max_sessions_per_process=2 if tight else 16,
-        max_namespaces=3 if tight else 256,
-        max_pins=2 if tight else 64,
-        max_leased_slots_per_instance=24 if tight else 1 << 20,
-    )
-
-
-class Verbs(Actor):
+class Verbs(TierVerbs):
     """Each method is a verb.
 
     Attributes:
@@ -308,17 +287,22 @@ class Verbs(Actor):
                 self.ask(process, commit, step if number == len(shards) - 1 else _PLAIN)
                 self._forget(process, found[:2])
 
-    def hurry(self) -> None:
-        """The shell does all that it was asked for."""
+    def hurry(self, below: bool = False) -> None:
+        """The shell does all that it was asked for.
+
+        Args:
+            below: lazy porters, too.
+        """
         for _ in range(6):
             self.truth.settle(20)
+            answered = self.truth.below.serve() if below else self.truth.below.prompt()
             while self.truth.pending:
                 self.truth.act(0)
                 self.truth.effects()
             for job in list(self.truth.jobs):
                 self.truth.finish(job)
             self.truth.effects()
-            if not (self.truth.pending or self.truth.jobs):
+            if not (answered or self.truth.pending or self.truth.jobs):
                 break
 
     # --- operators ------------------------------------------------------------------------
@@ -359,7 +343,7 @@ class Verbs(Actor):
         self.truth.settle(1 + step.a % 6)
 
     def finish(self, step: Step) -> None:
-        self.hurry()
+        self.hurry(below=True)
 
     def time(self, step: Step) -> None:
         self.truth.now_ns += (1000, SECOND, 5 * SECOND, 61 * SECOND)[step.a % 4]
@@ -369,12 +353,13 @@ class Verbs(Actor):
 
     def copier(self, step: Step) -> None:
         if step.a % 3 == 2:
-            self.truth.stuck_dies()
+            deaths.stuck_dies(self.truth)
         else:
-            self.truth.copier_dies(sticks=step.a % 3 == 1, number=step.b)
+            deaths.copier_dies(self.truth, sticks=step.a % 3 == 1, number=step.b)
 
     def restart(self, step: Step) -> None:
         rebirth.restart(self.clients, config_of(step), random.Random(step.x))
+        open_below(self.truth.below, step)
 
     def party(self, step: Step) -> None:
         rebirth.party_gone(self.truth, step.a)
@@ -388,59 +373,3 @@ class Verbs(Actor):
 def _mapped(session: int, mapped: list[int], unmapped: list[int]) -> m.Mapped:
     blobs = [struct.pack(f"<{len(one)}I", *one) for one in (mapped, unmapped)]
     return m.Mapped(session=session, mapped=blobs[0], unmapped=blobs[1])
-
-
-WEIGHTS: dict[str, int] = {
-    "engine": 5,
-    "join": 2,
-    "register": 5,
-    "unregister": 3,
-    "greet": 2,
-    "quiet": 2,
-    "exit": 3,
-    "drop": 1,
-    "report": 5,
-    "lookup": 10,
-    "query": 2,
-    "retrieve": 9,
-    "load": 10,
-    "release": 9,
-    "end": 4,
-    "heartbeat": 3,
-    "store": 12,
-    "commit": 9,
-    "cancel": 5,
-    "save": 10,
-    "operate": 11,
-    "copy": 4,
-    "act": 3,
-    "work": 4,
-    "finish": 5,
-    "time": 3,
-    "copier": 2,
-    "restart": 2,
-    "party": 2,
-    "drain": 1,
-}
-_VERBS, _SHARES = list(WEIGHTS), list(WEIGHTS.values())
-
-
-def draw_steps(draw: random.Random, count: int) -> list[Step]:
-    """A sequence: how its server is set up, engines, then anything.
-
-    Args:
-        draw: makes the choices.
-        count: steps after the beginning.
-    """
-
-    def numbers() -> tuple[int, int, int]:
-        bits = draw.getrandbits(48)
-        return bits & 0xFFFF, bits >> 16 & 0xFFFF, bits >> 32
-
-    steps = [Step("begin", *numbers(), 0, draw.getrandbits(31))]
-    for verb in ("engine", "engine", "save", "load", *("engine",) * draw.randrange(2)):
-        steps += [Step(verb, *numbers(), 0, draw.getrandbits(31))]
-    for verb in draw.choices(_VERBS, _SHARES, k=count):
-        spoilt = int(draw.random() * 100)
-        steps.append(Step(verb, *numbers(), spoilt, draw.getrandbits(31)))
-    return steps
