@@ -208,6 +208,8 @@ class Prefetches:
         waiter.is_matching = False
         if waiter.ticket.done:
             return
+        if match.count >= prefetch.num_chunks:
+            prefetch.is_final = True  # though its run may have something to do still
         final = prefetch.is_final and (prefetch.is_late or self._is_mapped(prefetch, match))
         if not final and not waiter.is_over:
             return

@@ -212,7 +212,9 @@ class Reads:
         while run.num_unanswered or run.num_drops:
             if run.is_lost:
                 yield from self._let_go(run)
-            yield WAIT
+            # What it waits for may have come during those slices: nobody wakes it again for that.
+            if run.num_unanswered or run.num_drops:
+                yield WAIT
         for share in run.shares:
             share.planned = True
             self._reservations.unlock(share)

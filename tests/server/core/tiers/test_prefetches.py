@@ -223,3 +223,28 @@ def test_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     for one in (engine, other):
         one.die()
     assert world.core._state.prefetches.key_bytes == 0
+
+
+def test_a_wait_that_ends_with_all_of_it_is_final_whatever_its_run_has_still_to_do() -> None:
+    ended = set()
+    for slices in range(12):
+        world, engine = world_of(auto_tiers=False)
+        keys = chain("x", 2)
+        world.give(0, engine, keys)
+        engine.lookup(keys)
+        (probe,) = world.flying(0, fx.TierProbe)
+        world.answer(probe.job)
+        world.pump()
+        (get,) = world.flying(0, fx.TierGet)
+        world.answer(get.job)
+        for _ in range(slices):
+            world.core.work(world.now_ns)
+            for effect in world.core.take_effects():
+                world.perform(effect)
+        reply = engine.answer(query(engine, wait_ms=0))
+        assert reply.final == (not reply.pending), slices
+        assert reply.ready + reply.pending == 2
+        ended.add(reply.ready)
+        world.pump()
+        assert not world.core.stats()["prefetches_waiting"] or not reply.final
+    assert ended == {0, 2}

@@ -8,6 +8,7 @@ from server.core import effects as fx
 from server.core.config import TierConfig
 from server.core.tiers import reads
 from server.core.tiers.policy import Policy
+from tests.server.core.tiers.model import TierWorld
 from tests.server.core.tiers.reading import query, world_of
 from tests.server.core.world import PAGE, chain
 
@@ -121,3 +122,25 @@ def test_what_an_engine_is_storing_is_left_to_it() -> None:
     world.finish(next(iter(world.jobs)))
     world.pump()
     assert engine.answer(seq).copied == 3
+
+
+@pytest.mark.parametrize("slices", range(8))
+def test_a_stuck_porter_that_ends_while_its_run_lets_go_frees_the_run(
+    slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the answer comes, nobody sleeps through it: the slots are given back."""
+    monkeypatch.setattr(reads, "FREE_BLOCKS", 1)
+    world, engine = world_of(auto_tiers=False)
+    keys = chain("x", 5)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    (probe,) = world.flying(0, fx.TierProbe)
+    world.answer(probe.job)
+    world.pump()
+    assert world.core.stats()["slots_reserved"] == 5
+    TierWorld.down(world, 0, stuck_life=1)
+    for _ in range(slices):
+        world.core.work(world.now_ns)
+    world.gone(0, 1)
+    assert world.core.stats()["slots_reserved"] == 0
+    assert world.core.stats()["promotions_running"] == 0
