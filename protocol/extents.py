@@ -58,7 +58,8 @@ RECORD_DTYPE = np.dtype(
         ("generation", "<u8"),
         ("owner", "V16"),
         ("stamp", "<u8"),
-        ("reserved", "V32"),
+        ("tenant", "V16"),
+        ("reserved", "V16"),
         ("checksum", "<u8"),
     ]
 )

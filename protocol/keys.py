@@ -18,6 +18,7 @@ from protocol.ids import ID_BYTES, ChunkKey, InstanceId
 
 STATE_BYTES = 32
 _SCOPE_TAG = b"kvkeep scope 1"
+_TENANT_TAG = b"kvkeep tenant 1"
 
 # Field tags of the reuse scope; a tag keeps its meaning for ever.
 _TAG_FORMAT = 0
@@ -79,11 +80,7 @@ class ReuseScope:
         Returns:
             32 bytes.
         """
-        fields = [tagged(_TAG_FORMAT, _SCOPE_TAG)]
-        if isinstance(self.cache_salt, str):
-            fields.append(tagged(_TAG_SALT_TEXT, self.cache_salt.encode("utf-8", "surrogatepass")))
-        elif self.cache_salt is not None:
-            fields.append(tagged(_TAG_SALT_NUMBER, str(int(self.cache_salt)).encode()))
+        fields = [tagged(_TAG_FORMAT, _SCOPE_TAG), _salt_field(self.cache_salt)]
         if self.lora_digest is not None:
             fields.append(tagged(_TAG_LORA_DIGEST, self.lora_digest))
         if self.lora_local_id is not None:
@@ -91,6 +88,23 @@ class ReuseScope:
         if self.instance is not None:
             fields.append(tagged(_TAG_INSTANCE, self.instance))
         return sha256(b"".join(fields)).digest()
+
+    def tenant(self) -> bytes:
+        """What a quota knows the salt by.
+
+        Returns:
+            16 bytes that tell the salt to nobody who cannot guess it; empty without a salt.
+        """
+        if self.cache_salt is None:
+            return b""
+        named = tagged(_TAG_FORMAT, _TENANT_TAG) + _salt_field(self.cache_salt)
+        return sha256(named).digest()[:ID_BYTES]
+
+
+def _salt_field(salt: str | int | None) -> bytes:
+    if isinstance(salt, str):
+        return tagged(_TAG_SALT_TEXT, salt.encode("utf-8", "surrogatepass"))
+    return b"" if salt is None else tagged(_TAG_SALT_NUMBER, str(int(salt)).encode())
 
 
 @dataclass(frozen=True)

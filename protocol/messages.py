@@ -17,6 +17,7 @@ from protocol import limits
 from protocol.ids import ID_BYTES
 from protocol.layout import Bytes16, Memory, ShardPool
 from protocol.namespace import Namespace, Text
+from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow
 from protocol.status import (
     CopierStatus,
     EngineStatus,
@@ -73,6 +74,7 @@ class Op(IntEnum):
     WARM_STATUS = 37
     WARM_CANCEL = 38
     STATUS = 39
+    QUOTAS = 40
 
 
 class StopReason(IntEnum):
@@ -237,7 +239,7 @@ class Done(Body, frozen=True, kw_only=True):
     """Reply without content."""
 
 
-class Lookup(Request, frozen=True, kw_only=True):
+class Lookup(Request, frozen=True, kw_only=True, omit_defaults=True):
     """Asks which leading chunks of a range are held, and leases them.
 
     Attributes:
@@ -245,6 +247,7 @@ class Lookup(Request, frozen=True, kw_only=True):
         request: request key; a further LOOKUP under it replaces the unretrieved lease.
         start: ordinal of the first chunk asked for.
         keys: chunk keys from ``start`` on, 16 bytes each.
+        tenant: digest of the request's salt, or empty; only to a server that can ``tenants``.
     """
 
     op: ClassVar[Op] = Op.LOOKUP
@@ -252,6 +255,7 @@ class Lookup(Request, frozen=True, kw_only=True):
     request: Request63
     start: Count
     keys: HashBlob
+    tenant: OptionalId = b""
 
 
 class LookupReply(Body, frozen=True, kw_only=True):
@@ -356,7 +360,7 @@ class Released(Body, frozen=True, kw_only=True):
     chunks: Count
 
 
-class Store(Request, frozen=True, kw_only=True):
+class Store(Request, frozen=True, kw_only=True, omit_defaults=True):
     """Asks the server to pull pages of one shard; answered when the copy is complete.
 
     Attributes:
@@ -368,6 +372,7 @@ class Store(Request, frozen=True, kw_only=True):
         parent: key of chunk ``start - 1``; empty when ``start`` is 0.
         keys: chunk keys, 16 bytes each.
         pages: page ids, int32 LE, ``chunk_blocks`` per chunk.
+        tenant: digest of the request's salt, or empty; only to a server that can ``tenants``.
     """
 
     op: ClassVar[Op] = Op.STORE
@@ -379,6 +384,7 @@ class Store(Request, frozen=True, kw_only=True):
     parent: OptionalId
     keys: HashBlob
     pages: PageBlob
+    tenant: OptionalId = b""
 
 
 class StoreReply(Body, frozen=True, kw_only=True):
@@ -610,6 +616,29 @@ class WarmStatusReply(Body, frozen=True, kw_only=True):
     reason: Text = ""
 
 
+class Quotas(Request, frozen=True, kw_only=True):
+    """Asks for tenants' quotas, after one of them was changed if that is wanted.
+
+    Attributes:
+        change: one tenant's quota from now on; None to change nothing.
+    """
+
+    op: ClassVar[Op] = Op.QUOTAS
+    change: QuotaChange | None = None
+
+
+class QuotasReply(Body, frozen=True, kw_only=True):
+    """Who has which quota.
+
+    Attributes:
+        arena_bytes: of L1; the floors together are no more.
+        quotas: of all that have one, namespaces first.
+    """
+
+    arena_bytes: Total
+    quotas: Annotated[tuple[QuotaRow, ...], Meta(max_length=MAX_QUOTAS)]
+
+
 class ErrorBody(Body, frozen=True, kw_only=True):
     """Body of a reply whose code is not 0.
 
@@ -652,6 +681,7 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (WarmStatus, WarmStatusReply),
     (WarmCancel, WarmStatusReply),
     (Status, StatusReply),
+    (Quotas, QuotasReply),
 )
 
 REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}

@@ -16,7 +16,7 @@ from types import FrameType
 import zmq
 
 from protocol import __version__
-from protocol.errors import ConfigError, ErrorCode
+from protocol.errors import ConfigError, ErrorCode, RequestError
 from protocol.ids import Epoch
 from server import config as settings
 from server import fitting, numa
@@ -31,7 +31,7 @@ from server.process import (
     process_age_s,
     raise_descriptor_limit,
 )
-from server.shell import access, adoption, clock, extents, owedfiles, parties
+from server.shell import access, adoption, clock, extents, owedfiles, parties, quotafile
 from server.shell import arena as arenas
 from server.shell.actions import Actions
 from server.shell.awaited import Awaited
@@ -210,7 +210,17 @@ class Server:
             namespace_ttl_s=self._config.namespace_ttl_s,
             identity=Identity(__version__, os.getpid(), self._config.endpoint.url, self._begun_ns),
         )
-        return Core(config, self._epoch, self._arena.id, os.urandom)
+        core = Core(config, self._epoch, self._arena.id, os.urandom)
+        kept, trouble = quotafile.read(self._arena.directory)
+        try:
+            refused = core.allot(self._config.quotas, kept)
+        except RequestError as error:
+            raise ConfigError(
+                ErrorCode.INVALID_CONFIG, f"quota: {error.message}", key="quota"
+            ) from error
+        for line in (*([trouble] if trouble else []), *refused):
+            self._complaints.note("quota_lost", line)
+        return core
 
     def _heir(self) -> Core:
         """A core that has what a predecessor held; one without, rather than none."""

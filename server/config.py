@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from protocol import endpoint as endpoints
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
-from server import tierspec
+from protocol.quotas import QuotaChange
+from server import quotaspec, tierspec
 from server.gathering import COMMAND_LINE, Gathered, gather
 from server.gathering import unknown_variables as unknown_variables
 from server.schema import AT_EXIT as AT_EXIT
@@ -71,6 +72,7 @@ class ServerConfig:
         tiers: below L1, the first is asked first.
         promote_deadline_s: longest that bytes of lower tiers are waited for, for one request.
         namespace_ttl_s: how long a namespace without engines stays that nobody uses, 0 for ever.
+        quotas: of tenants, from the start on.
         group: name or number of the group whose members may connect, or empty for nobody but this
             user.
         http: ``HOST:PORT`` where pages and metrics are served, or empty for nowhere.
@@ -88,6 +90,7 @@ class ServerConfig:
     tiers: tuple[TierSpec, ...] = ()
     promote_deadline_s: float = PROMOTE_S
     namespace_ttl_s: float = 0.0
+    quotas: tuple[QuotaChange, ...] = ()
     group: str = ""
     http: str = ""
     log_level: str = "WARNING"
@@ -102,8 +105,8 @@ def read(
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
             ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
-            ``namespace-ttl``, ``group``, ``http``, ``log-level``, ``cgroup-root``, ``config``: a
-            file with more of them); None for what was not given.
+            ``namespace-ttl``, ``quota``, ``group``, ``http``, ``log-level``, ``cgroup-root``,
+            ``config``: a file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -176,6 +179,7 @@ def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> S
             (MIN_PROMOTE_S, MAX_PROMOTE_S, PROMOTE_S),
         ),
         namespace_ttl_s=_ttl(setting("namespace-ttl")),
+        quotas=quotaspec.parse_all(setting("quota").split()),
         group=setting("group").strip(),
         http=_http(setting("http")),
         log_level=_log_level(setting("log-level")),

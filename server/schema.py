@@ -153,6 +153,16 @@ _ALL = (
         "After how long what no engine uses any more is forgotten, in lower tiers too",
     ),
     Setting(
+        "quota",
+        "TENANT=SIZE[:LIMIT]",
+        "bytes",
+        "namespace/DIGITS or salt/DIGITS, as kvkeep quota list shows them, and what others leave "
+        "it; after a colon the most it may have",
+        "none",
+        "What a tenant keeps in the cache whatever others store",
+        is_repeated=True,
+    ),
+    Setting(
         "group",
         "NAME",
         "a name",

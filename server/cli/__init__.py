@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "inspect": "server.cli.inspect",
     "launch": "server.cli.launch",
     "pin": "server.cli.pin",
+    "quota": "server.cli.quota",
     "retire": "server.cli.retire",
     "simulate": "server.cli.simulate",
     "stats": "server.cli.stats",

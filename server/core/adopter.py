@@ -237,6 +237,7 @@ class Adopter:
                 stamp_us=family.stamps_us()[nodes],
             ),
         )
+        self._count(owner, family, loaded.number, cells)
         self._offer(owner, loaded, slots)
         if self.adopted is not None:
             leaves = np.flatnonzero(loaded.is_leaf)
@@ -250,6 +251,22 @@ class Adopter:
             instance = InstanceId(bytes(record["owner"]))
             owner.leaves.watch(int(loaded.number[at]), instance, self._clock.now_us)
         return nodes.size
+
+    def _count(self, owner: Owner, family: Family, nodes: Ints, cells: NDArray[np.int32]) -> None:
+        """Counts chunks for the quotas of the salts whose requests stored them."""
+        accounts = self._arena.accounts
+        if not accounts.by_number:
+            return
+        rows, newest = family.graph.rows, cells.max(axis=1)
+        numbers = np.zeros(nodes.size, np.int32)
+        for file, one in enumerate(family.found):
+            mine = np.flatnonzero(rows.file[newest] == file)
+            tenants = one.records["tenant"][rows.local[newest[mine]]].tolist()
+            numbers[mine] = [accounts.number(tenant) for tenant in tenants]
+        if numbers.any():
+            self._roster.count_accounts(owner)
+            owner.index.assign(nodes, numbers)
+            accounts.adopted(owner, numbers, cells)
 
     def _offer(self, owner: Owner, loaded: Loaded, slots: Ints) -> None:
         is_sealed = ((slots != ABSENT) & (self._slots.sealed[slots] != 0)).any(axis=1)

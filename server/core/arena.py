@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from protocol.ids import ExtentId
+from server.core.accounts import COMMON, Accounts
 from server.core.clock import Clock
 from server.core.effects import VoidRecords
 from server.core.eviction import PARKED
@@ -19,6 +20,7 @@ from server.core.index import ABSENT, ROOT
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE, Slots, SlotTable
+from server.core.tenantleaves import TenantLeaves, Whose
 
 EVICT_COST, LINE_COST, SHORT_LINE = 96, 6, 6
 """What one call of ``evict`` may cost, counted in chunks; what beginning a line costs; up to which
@@ -32,15 +34,18 @@ class Arena:
         clock: current time.
         outbox: where counters are.
         slots: state of every slot.
+        accounts: what salts with a quota hold.
 
     Attributes:
         extents: by id.
         slots: state of every slot.
+        accounts: told what is dropped, and by others what is published.
         evicted: called with an owner, and with the nodes and the slots of chunks that made room
             for others, before anything else comes to their place.
     """
 
-    def __init__(self, clock: Clock, outbox: Outbox, slots: SlotTable) -> None:
+    def __init__(self, clock: Clock, outbox: Outbox, slots: SlotTable, accounts: Accounts) -> None:
+        self.accounts = accounts
         self._clock = clock
         self._outbox = outbox
         self.slots = slots
@@ -75,19 +80,28 @@ class Arena:
                 break
         return taken
 
-    def evict(self, owner: Owner, count: int) -> int:
+    def evict(
+        self, owner: Owner, count: int, account: int = COMMON, whose: Whose = Whose.ANYONES
+    ) -> int:
         """Evicts leaves of an owner, best first.
 
         Args:
             owner: whose.
             count: at most so many; fewer when they are leaves of many chains, so that one call
                 costs about the same whatever the shape of the index.
+            account: whose STORE or promotion needs the room.
+            whose: which leaves may go; without quotas of salts all may.
 
         Returns:
             How many went; 0 only when nothing can go.
         """
         done = cost = incomplete = 0
         nodes: list[int] = []
+        shared = owner.leaves if isinstance(owner.leaves, TenantLeaves) else None
+        if shared is not None:
+            shared.aim(account, whose)
+        elif whose is Whose.OWN and account != COMMON:
+            return 0
         while done < count and cost < EVICT_COST:
             leaf, stamp = owner.leaves.take(
                 self._clock.now_us, lambda node: self.evictable(owner, node)
@@ -95,6 +109,8 @@ class Arena:
             if leaf == ABSENT:
                 break
             line = owner.index.only_line(leaf, stamp, count - done)
+            if shared is not None:
+                line = shared.within(line)
             gone = (
                 self._drop_line(owner, line) if len(line) > SHORT_LINE else self._drop(owner, line)
             )
@@ -133,13 +149,15 @@ class Arena:
     def _drop_line(self, owner: Owner, line: list[int]) -> int:
         """Evicts a leaf and those of its ancestors, in order, whose slots nobody uses."""
         index, table = owner.index, self.slots
-        cells = index.cells[np.array(line, dtype=np.int64)]
+        nodes = np.array(line, dtype=np.int64)
+        cells = index.cells[nodes]
         named = cells != ABSENT
         used = (table.state[cells] != HELD) | (table.pins[cells] != 0) | (table.sealed[cells] != 0)
         busy = named & used
         if busy.any():
             count = int(busy.any(axis=1).argmax())
             line, cells, named = line[:count], cells[:count], named[:count]
+        self.accounts.dropped_line(owner, nodes[: len(line)], named)
         freed = cells[named].astype(np.int64)
         table.state[freed] = FREE
         table.node[freed] = NO_NODE
@@ -181,6 +199,7 @@ class Arena:
         for shard in range(index.num_shards):
             slot = index.cell(node, shard)
             if slot != ABSENT:
+                self.accounts.dropped(owner, node, shard)
                 index.vacate(node, shard, was_held=True)
                 self.forget(slot)
         self.prune(owner, node)

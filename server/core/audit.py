@@ -6,6 +6,7 @@ came about. Runs in: tests.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -41,6 +42,7 @@ def audit(state: State) -> None:
     _check_pins(state)
     _check_locks(state)
     _check_reservations(state)
+    _check_accounts(state)
     _check_sessions(state)
     _check_copiers(state)
 
@@ -189,6 +191,28 @@ def _check_reservations(state: State) -> None:
     require(not reads & flying, "no slot is written by a copy and a read", reads & flying)
     flying |= reads
     require(flying <= reserved, "copies fly into reserved slots only", flying - reserved)
+
+
+def _check_accounts(state: State) -> None:
+    held: Counter[tuple[int, bytes]] = Counter()
+    reserved: Counter[int] = Counter()
+    for owner in state.roster.owners.values():
+        space_bytes = 0
+        for node in owner.index.nodes():
+            for shard in range(owner.num_shards):
+                if owner.index.holds(node, shard):
+                    held[owner.index.account[node], owner.fingerprint] += owner.slot_bytes[shard]
+                    space_bytes += owner.slot_bytes[shard]
+        if not owner.cleared_generation:
+            require(space_bytes == owner.held_bytes, "a namespace's bytes are counted")
+    for plan in state.reservations.by_slot.values():
+        reserved[plan.account] += plan.owner.slot_bytes[plan.shard]
+    counted: Counter[tuple[int, bytes]] = Counter()
+    for number, account in state.accounts.by_number.items():
+        counted.update({(number, name): size for name, size in account.held_in.items()})
+        require(reserved[number] == account.reserved_bytes, "reserved bytes are counted", number)
+    mine = {key: size for key, size in held.items() if key[0]}
+    require(mine == dict(counted), "a salt's bytes are counted", mine, counted)
 
 
 def _check_runs(state: State) -> set[int]:

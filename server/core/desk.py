@@ -98,6 +98,22 @@ class Desk:
         outbox.answer_by(ticket, WAIT_NS, partial(outbox.expire, ticket))
 
 
+def check_tenant(tenant: bytes) -> bytes:
+    """Checks the name of a request's tenant, and returns it.
+
+    Args:
+        tenant: as sent.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT.
+    """
+    if len(tenant) not in (0, ID_BYTES):
+        raise RequestError(
+            ErrorCode.INVALID_ARGUMENT, f"a tenant is 16 bytes or none, not {len(tenant)}"
+        )
+    return tenant
+
+
 def check_keys(keys: bytes, start: int) -> int:
     """Checks a blob of chunk keys.
 

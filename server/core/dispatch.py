@@ -5,12 +5,13 @@ Must not know: sockets, files, clocks, threads. Runs in: the loop thread, and in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, PoolId, Token
 from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
+from protocol.quotas import QuotaChange
 from protocol.status import OpLatency
 from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
@@ -33,7 +34,18 @@ from server.core.state import State
 
 __all__ = ["Core", "CoreConfig", "IntegrityError"]
 
-CAPABILITIES = ("clear", "cuda-ipc", "delete", "inspect", "pin", "stats", "status", "warm")
+CAPABILITIES = (
+    "clear",
+    "cuda-ipc",
+    "delete",
+    "inspect",
+    "pin",
+    "quotas",
+    "stats",
+    "status",
+    "tenants",
+    "warm",
+)
 
 
 class Core:
@@ -61,6 +73,23 @@ class Core:
         self._peers = self._state.peers
         self._handlers = Handlers(self._state)
 
+    def allot(self, wanted: Iterable[QuotaChange], kept: Iterable[QuotaChange]) -> list[str]:
+        """Sets quotas; once, before ``adopt``, so that what is found counts for them.
+
+        Args:
+            wanted: as the settings have them.
+            kept: as a predecessor kept them; what the settings have of the same tenant holds.
+
+        Returns:
+            Why some of the kept ones could not be set.
+
+        Raises:
+            RequestError: what the settings want cannot be.
+        """
+        for change in wanted:
+            self._state.quotas.change(change)
+        return self._state.allotment.restore(kept)
+
     # --- a predecessor's arena --------------------------------------------------------------
 
     def adopt(self, heritage: Heritage, now_ns: int) -> Adoption:
@@ -77,7 +106,9 @@ class Core:
             What was kept, and what is to be unlinked.
         """
         self._state.clock.advance(now_ns)
-        return self._state.adopter.adopt(heritage)
+        adoption = self._state.adopter.adopt(heritage)
+        self._state.allotment.enforce()
+        return adoption
 
     def party_gone(self, party: PartyId, now_ns: int) -> None:
         """A process of a former incarnation exited, or said that it touches nothing any more.

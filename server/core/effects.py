@@ -17,6 +17,7 @@ from protocol.extents import ExtentGeometry
 from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
 from protocol.namespace import Namespace
+from server.core.book import KeepQuotas as KeepQuotas
 from server.core.tiers.listed import TierKeep as TierKeep
 from server.core.tiers.listed import TierList as TierList
 
@@ -34,7 +35,6 @@ JobId = NewType("JobId", int)
 
 CopierId = NewType("CopierId", int)
 """0 is host memory; devices get one when they are first registered, numbers never used again."""
-
 HOST_COPIER = CopierId(0)
 
 PartyId = NewType("PartyId", int)
@@ -444,6 +444,7 @@ Effect = (
     | TierHealth
     | TierKeep
     | TierList
+    | KeepQuotas
     | KeepOwed
     | DropOwed
 )

@@ -20,6 +20,7 @@ from server.core.effects import CreateExtent, RemoveExtent
 from server.core.extents import Extent, Phase
 from server.core.namespaces import Owner, Session
 from server.core.outbox import Outbox
+from server.core.quotas import Quotas
 from server.core.readers import Readers
 
 RETRY_NS = 1_000_000_000
@@ -63,6 +64,7 @@ class Growth:
         outbox: where effects go.
         arena: every extent.
         readers: who is given new ones.
+        quotas: how much a namespace may have.
 
     Attributes:
         used_bytes: budget spent, extents that readers still map included.
@@ -81,7 +83,9 @@ class Growth:
         outbox: Outbox,
         arena: Arena,
         readers: Readers,
+        quotas: Quotas,
     ) -> None:
+        self._quotas = quotas
         self._config = config
         self._clock = clock
         self._outbox = outbox
@@ -127,10 +131,11 @@ class Growth:
 
     def _wanted_bytes(self, owner: Owner) -> int:
         """Length of an owner's extents, before they are cut to whole slots."""
-        wanted = self._config.extent_bytes
-        if owner.num_shards == 1:
+        wanted, limit_bytes = self._config.extent_bytes, self._quotas.of(owner).limit_bytes
+        if owner.num_shards == 1 and not limit_bytes:
             return wanted
-        share = self._config.arena_bytes // (EXTENTS_PER_SHARD * owner.num_shards)
+        most_bytes = min(limit_bytes or self._config.arena_bytes, self._config.arena_bytes)
+        share = most_bytes // (EXTENTS_PER_SHARD * owner.num_shards)
         return min(wanted, max(LEAST_EXTENT_BYTES, share // 4096 * 4096))
 
     def needed_bytes(self, owner: Owner, shard: int) -> int:
@@ -140,6 +145,20 @@ class Growth:
             if geometry is not None:
                 return geometry.file_bytes
         raise AssertionError("unlimited room holds one slot")
+
+    def room_bytes(self, owner: Owner) -> int:
+        """Budget that an owner may still have, be it by its own limit."""
+        room_bytes = self._quotas.space_room(owner)
+        return self.free_bytes if room_bytes is None else min(self.free_bytes, room_bytes)
+
+    def limit_bytes(self, owner: Owner) -> int:
+        """Most that an owner may have by its quota, 0 for no limit."""
+        return self._quotas.of(owner).limit_bytes
+
+    def is_at_limit(self, owner: Owner, shard: int) -> bool:
+        """Whether an owner's quota allows it no further extent of a shard."""
+        room_bytes = self._quotas.space_room(owner)
+        return room_bytes is not None and self.geometry(owner, shard, room_bytes) is None
 
     @property
     def free_bytes(self) -> int:
@@ -185,6 +204,8 @@ class Growth:
         key = (owner.fingerprint, shard)
         demand = self.demands.get(key)
         if demand is None:
+            if self.is_at_limit(owner, shard):
+                return False
             demand = Demand(owner, shard)
             if not self._create(demand) and (self.trouble or not self.reclaim(demand, force)):
                 return False
@@ -202,7 +223,7 @@ class Growth:
             return False
         return (
             self._clock.now_ns >= self._create_after_ns
-            and self.geometry(owner, shard, self.free_bytes) is not None
+            and self.geometry(owner, shard, self.room_bytes(owner)) is not None
         )
 
     def _is_ahead(self, owner: Owner, shard: int) -> bool:
@@ -220,7 +241,8 @@ class Growth:
     def _create(self, demand: Demand) -> bool:
         if self._clock.now_ns < self._create_after_ns:
             return False
-        geometry = self.geometry(demand.owner, demand.shard, self.free_bytes)
+        owner = demand.owner
+        geometry = self.geometry(owner, demand.shard, self.room_bytes(owner))
         if geometry is None:
             return False
         self._next_extent += 1
@@ -278,7 +300,7 @@ class Growth:
         for demand in list(self.demands.values()):
             if demand.creating is not None:
                 continue
-            if not demand.owner.is_wanted:
+            if not demand.owner.is_wanted or self.is_at_limit(demand.owner, demand.shard):
                 self.give_up(demand)
             elif not self._create(demand):
                 if self.trouble or not self.reclaim(demand, True):
@@ -296,6 +318,19 @@ class Growth:
                     return
         if self.can_grow(owner, shard):
             self.demand(owner, shard, None)
+
+    def claim(self, owner: Owner, shard: int, waiter: Callable[[bool], None] | None) -> bool:
+        """Takes another owner's extent for one that has less than its floor.
+
+        Args:
+            owner: for whom.
+            shard: which shard.
+            waiter: called once when the extent came or could not come.
+
+        Returns:
+            Whether one can be expected; the waiter is kept only then.
+        """
+        return not self._is_ahead(owner, shard) and self.demand(owner, shard, waiter, force=True)
 
     def press(self, owner: Owner, shard: int) -> None:
         """The budget is spent: takes another owner's extent if that is clearly older."""

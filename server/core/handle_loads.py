@@ -22,7 +22,7 @@ from protocol.messages import (
     RetrieveReply,
 )
 from server.core.admission import MORE, Steps
-from server.core.desk import Desk, Table, check_keys
+from server.core.desk import Desk, Table, check_keys, check_tenant
 from server.core.lease import Lease, slice_chunks
 from server.core.lookups import Match
 from server.core.namespaces import Session
@@ -57,6 +57,7 @@ class LoadHandlers:
     def _lookup(self, process: Process, body: Lookup, ticket: Ticket) -> LookupReply | None:
         session = self._desk.of_instance(process, body.session)
         check_keys(body.keys, body.start)
+        check_tenant(body.tenant)
         state = self._state
         state.outbox.counters["lookups"] += 1
         match = state.lookups.quick(session, body.keys, body.start)
@@ -88,7 +89,9 @@ class LoadHandlers:
             session.hit_chunks += match.count
             session.instance.owner.used_ns = state.clock.now_ns
         if match.count < num_chunks:
-            pending = state.prefetches.begin(session, request, body.start, body.keys, match.count)
+            pending = state.prefetches.begin(
+                session, request, body.start, body.keys, match.count, body.tenant
+            )
         return LookupReply(
             lease=lease.lease if lease is not None else b"",
             ready=match.count,

@@ -16,6 +16,8 @@ from protocol.messages import (
     Delete,
     Inspect,
     Pin,
+    Quotas,
+    QuotasReply,
     Request,
     Stats,
     StatsReply,
@@ -39,7 +41,7 @@ from server.core.tiers.warm import Warm
 
 
 class OperatorHandlers:
-    """STATS, STATUS, CLEAR, DELETE, INSPECT, PIN, UNPIN, WARM and what follows it.
+    """STATS, STATUS, QUOTAS, CLEAR, DELETE, INSPECT, PIN, UNPIN, WARM and what follows it.
 
     Args:
         desk: references and answers.
@@ -54,6 +56,7 @@ class OperatorHandlers:
         handlers: Table = {
             Stats: lambda process, body, ticket: StatsReply(values=self._state.stats()),
             Status: self._status,
+            Quotas: self._quotas,
             Clear: self._clear,
             Delete: self._delete,
             Inspect: self._inspect,
@@ -72,6 +75,13 @@ class OperatorHandlers:
         # A lane for each who asks: they take turns with each other and with all else.
         lane = (LANE, process.process)
         self._desk.sliced(ticket, lane, Collection(self._state).collect(done))
+
+    def _quotas(self, process: Process, body: Quotas, ticket: Ticket) -> Body:
+        state = self._state
+        if body.change is not None:
+            state.allotment.change(body.change)
+        rows = state.quotas.rows(state.roster.owners)
+        return QuotasReply(arena_bytes=state.config.arena_bytes, quotas=rows)
 
     def _clear(self, process: Process, body: Clear, ticket: Ticket) -> None:
         operations = self._state.operations

@@ -15,7 +15,7 @@ from protocol.messages import (
     Done,
     Store,
 )
-from server.core.desk import Desk, Table, check_keys
+from server.core.desk import Desk, Table, check_keys, check_tenant
 from server.core.namespaces import PoolState, Session
 from server.core.outbox import Ticket
 from server.core.peers import Process
@@ -77,6 +77,8 @@ class SaveHandlers:
                 keys=body.keys,
                 pages=pages,
                 ticket=ticket,
+                tenant=body.tenant,
+                account=self._state.accounts.number(check_tenant(body.tenant)),
             )
         )
 

@@ -40,6 +40,7 @@ _LINKS = (
     "missing",
     "used",
     "uses",
+    "account",
 )
 
 
@@ -68,6 +69,7 @@ class ChunkIndex:
         missing: full-attention shards not HELD.
         used: cells that name a slot.
         uses: how often a LOOKUP matched up to the node, as far as that is counted.
+        account: for whose quota it counts, see ``server.core.accounts``.
         stamp: memoryview of int64, when the node was last used, in microseconds.
         flags: memoryview of uint8 for the eviction policy, zero for a new node.
         by_key: node of each key.
@@ -84,6 +86,7 @@ class ChunkIndex:
     missing: memoryview[int]
     used: memoryview[int]
     uses: memoryview[int]
+    account: memoryview[int]
 
     def __init__(
         self,
@@ -181,13 +184,24 @@ class ChunkIndex:
         """int32[n], how often each node was used."""
         return self._columns["uses"][nodes]
 
-    def add_chain(self, keys: list[bytes], parent: int, now_us: int) -> NDArray[np.int64]:
+    def accounts_of(self, nodes: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32[n], for whose quota each node counts."""
+        return self._columns["account"][nodes]
+
+    def assign(self, nodes: NDArray[np.int64], accounts: NDArray[np.int32]) -> None:
+        """Says for whose quota nodes count that were just loaded."""
+        self._columns["account"][nodes] = accounts
+
+    def add_chain(
+        self, keys: list[bytes], parent: int, now_us: int, account: int = 0
+    ) -> NDArray[np.int64]:
         """Adds nodes that continue each other; the caller fills a cell of each at once.
 
         Args:
             keys: not in the index, each once, at least one.
             parent: of the first, node or ROOT.
             now_us: first stamp.
+            account: for whose quota they count.
 
         Returns:
             int64[n], the nodes in order.
@@ -204,6 +218,7 @@ class ChunkIndex:
         column["locks"][nodes] = 0
         column["used"][nodes] = 0
         column["uses"][nodes] = 0
+        column["account"][nodes] = account
         column["missing"][nodes] = self._num_full
         depth = 0 if parent == ROOT else self.depth[parent] + 1
         column["depth"][nodes] = np.arange(depth, depth + count)

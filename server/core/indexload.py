@@ -68,6 +68,7 @@ def load(index: ChunkIndex, nodes: Nodes) -> Loaded:
     column["depth"][number] = nodes.depth
     column["locks"][number] = 0
     column["uses"][number] = 0
+    column["account"][number] = 0
     column["used"][number] = named.sum(axis=1)
     full = np.array(index.full, dtype=np.bool_)
     column["missing"][number] = (~named[:, full]).sum(axis=1)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from protocol.extents import align
 from protocol.ids import ExtentId, Fingerprint, InstanceId, RequestKey, SessionId, StoreId
 from protocol.layout import Memory, ShardPool
 from protocol.namespace import Namespace
@@ -77,6 +79,34 @@ class Owner:
     def num_shards(self) -> int:
         """Parts of one chunk."""
         return len(self.readers_per_shard)
+
+    @cached_property
+    def slot_bytes(self) -> tuple[int, ...]:
+        """Bytes of a slot of each shard."""
+        payload = self.namespace.slot_payload_bytes
+        return tuple(align(payload(shard)) for shard in range(self.num_shards))
+
+    @property
+    def held_bytes(self) -> int:
+        """Slots' bytes of what is published; costs a look at every extent."""
+        return self._sum_slots(lambda extent: extent.num_held)
+
+    @property
+    def taken_bytes(self) -> int:
+        """The same, and of what STOREs and promotions have taken and not published."""
+        return self._sum_slots(lambda extent: extent.num_held + extent.num_reserved)
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of its extents, those included that are being emptied or unmapped."""
+        return sum(extent.file_bytes for of_shard in self.extents for extent in of_shard)
+
+    def _sum_slots(self, count: Callable[[Extent], int]) -> int:
+        return sum(
+            count(extent) * extent.geometry.slot_bytes
+            for of_shard in self.extents
+            for extent in of_shard
+        )
 
     @property
     def is_wanted(self) -> bool:

@@ -152,6 +152,7 @@ class Operations:
         num_chunks = len(old)
         owner.cleared_generation = self._publisher.next_generation - 1
         self._roster.renew_index(owner)
+        self._arena.accounts.cleared(owner)
         self._forgetting.clear(owner)
         self._lanes.start(LANE, old.bury(), self._fault)
         return num_chunks

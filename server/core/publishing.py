@@ -78,7 +78,9 @@ class Publisher:
         slots.tiers[numbers] = plan.tiers
         for slot in part:
             del self._reservations.by_slot[slot]
+        self._arena.accounts.reserved(plan.account, -len(part), owner.slot_bytes[shard])
         nodes = slots.node[numbers].astype(np.int64)
+        self._arena.accounts.published(owner, nodes, shard)
         leaves, incomplete = plan.index.publish(nodes, shard, now_us)
         for node in leaves:
             owner.leaves.offer(node)
@@ -95,6 +97,7 @@ class Publisher:
             owner=writer,
             stamp_us=now_us,
             first_generation=self.next_generation,
+            tenant=plan.tenant,
         )
         self.next_generation += len(part)
         slots.generation[numbers] = rows["generation"]

@@ -17,6 +17,7 @@ from server.core.clock import Timers
 from server.core.extents import Extent, Phase
 from server.core.growth import RETRY_NS, Demand, Growth
 from server.core.namespaces import Owner, peel
+from server.core.quotas import Quotas
 from server.core.readers import Readers
 from server.core.slots import HELD
 
@@ -39,6 +40,7 @@ class Reclaimer:
         timers: for a second look at readers that do not answer.
         lanes: long work.
         fault: notes an error of our own.
+        quotas: what is left to whom.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Reclaimer:
         timers: Timers,
         lanes: Lanes,
         fault: Callable[[Exception], None],
+        quotas: Quotas,
     ) -> None:
+        self._quotas = quotas
         self._arena = arena
         self._growth = growth
         self._readers = readers
@@ -130,10 +134,13 @@ class Reclaimer:
         ]
         candidates.sort(key=lambda extent: extent.used_us)
         for extent in candidates:
-            run = slice(extent.base, extent.base + extent.geometry.num_slots)
-            if not self._arena.slots.pins[run].any():
+            if not self._is_read(extent) and self._quotas.may_give(extent):
                 return extent
         return None
+
+    def _is_read(self, extent: Extent) -> bool:
+        run = slice(extent.base, extent.base + extent.geometry.num_slots)
+        return bool(self._arena.slots.pins[run].any())
 
     def _may_go(self, extent: Extent) -> bool:
         if extent.phase is not Phase.LIVE or extent.sealed or extent.num_reserved:
@@ -153,6 +160,28 @@ class Reclaimer:
             self._growth.give_up(demand)
         else:
             self._growth.serve()
+
+    def trim(self, owner: Owner) -> Steps:
+        """Takes extents of an owner until it is within its quota's limit, as far as may be.
+
+        The last one of each shard stays while it has engines, and so does what is in use.
+
+        Args:
+            owner: whose.
+        """
+        while (self._quotas.space_room(owner) or 0) + _bytes_on_their_way(owner) < 0:
+            extents = [extent for of_shard in owner.extents for extent in of_shard]
+            now_ns = self._clock.now_ns
+            candidates = [
+                extent
+                for extent in extents
+                if extent.not_before_ns <= now_ns
+                and self._may_go(extent)
+                and not self._is_read(extent)
+            ]
+            if not candidates:
+                return
+            yield from self._empty(min(candidates, key=lambda extent: extent.used_us))
 
     def _empty(self, extent: Extent) -> Steps:
         """Evicts all that an extent holds; leaves it alone when something is in use."""
@@ -187,7 +216,7 @@ class Reclaimer:
         yield MORE
 
     def _drop(self, owner: Owner, leaf: int) -> bool:
-        if not self._arena.evictable(owner, leaf):
+        if not self._arena.evictable(owner, leaf) or not self._quotas.may_lose(owner, leaf):
             return False
         self._arena.drop_leaf(owner, leaf)
         self._dropped.append(leaf)
@@ -198,3 +227,13 @@ class Reclaimer:
         self._arena.tell_evicted(owner, self._dropped)
         self._dropped.clear()
         self._arena.void_forgotten()
+
+
+def _bytes_on_their_way(owner: Owner) -> int:
+    """Of an owner's extents, those that are being emptied or unmapped."""
+    return sum(
+        extent.file_bytes
+        for of_shard in owner.extents
+        for extent in of_shard
+        if extent.phase in (Phase.EMPTYING, Phase.TAKEN)
+    )

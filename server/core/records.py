@@ -25,6 +25,7 @@ def build(
     owner: InstanceId,
     stamp_us: int,
     first_generation: int,
+    tenant: bytes = b"",
 ) -> NDArray[Any]:
     """Records for consecutive chunks of one chain.
 
@@ -38,6 +39,7 @@ def build(
         owner: the engine that stored them.
         stamp_us: when, on the server's monotonic clock, microseconds.
         first_generation: of the first chunk; the others follow.
+        tenant: digest of the salt of the request that stored them, or empty.
 
     Returns:
         RECORD_DTYPE[n], checksums included.
@@ -53,6 +55,8 @@ def build(
     rows["payload_bytes"] = payload_bytes
     rows["generation"] = np.arange(first_generation, first_generation + len(rows), dtype=np.uint64)
     rows["owner"] = np.void(owner)
+    if tenant:
+        rows["tenant"] = np.void(tenant)
     rows["stamp"] = stamp_us * 1000  # nanoseconds in the file (docs/protocol.md)
     rows["checksum"] = checksums(rows)
     return rows

@@ -189,6 +189,15 @@ class Registry:
                 needed_bytes=needed,
                 arena_bytes=self._config.arena_bytes,
             )
+        limit_bytes = self._growth.limit_bytes(session.owner)
+        if limit_bytes and needed > limit_bytes:
+            return RequestError(
+                ErrorCode.NO_ROOM,
+                f"the namespace's limit of {limit_bytes} bytes leaves no room for one extent of "
+                f"each shard ({needed} bytes): give it more with kvkeep quota set",
+                needed_bytes=needed,
+                limit_bytes=limit_bytes,
+            )
         sealed = self._quarantine.sealed_bytes
         if sealed >= needed:
             return RequestError(

@@ -13,15 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import StopReason
+from server.core.accounts import COMMON
 from server.core.admission import MORE, WALK_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
 from server.core.effects import VoidRecords
 from server.core.growth import Growth
 from server.core.index import ABSENT, ROOT
+from server.core.namespaces import Owner
 from server.core.outbox import Outbox
+from server.core.quotas import Quotas
 from server.core.slots import NO_NODE, Slots
 from server.core.stores import Filling
+from server.core.tenantleaves import Whose
 
 RESERVE_BLOCKS = 32
 """Chunks reserved in one slice: a chunk costs 1.5 µs, so 64 were a burst on a busy machine."""
@@ -42,14 +46,25 @@ class Reservations:
         arena: slots and extents.
         growth: new extents.
         lanes: where those that wait for an extent are woken.
+        quotas: who may take how much from whom.
 
     Attributes:
         by_slot: the plan that reserved a slot.
+        counted: has an owner's order of eviction tell accounts apart; called before the first
+            chunk of one is added.
     """
 
     def __init__(
-        self, clock: Clock, outbox: Outbox, arena: Arena, growth: Growth, lanes: Lanes
+        self,
+        clock: Clock,
+        outbox: Outbox,
+        arena: Arena,
+        growth: Growth,
+        lanes: Lanes,
+        quotas: Quotas,
     ) -> None:
+        self._quotas = quotas
+        self.counted: Callable[[Owner], None] = lambda owner: None
         self._clock = clock
         self._outbox = outbox
         self._arena = arena
@@ -141,6 +156,8 @@ class Reservations:
             plan.index.fill(nodes, plan.shard, numbers)
             self._slots.node[numbers] = nodes
             self.by_slot.update(dict.fromkeys(slots, plan))
+            slot_bytes = plan.owner.slot_bytes[plan.shard]
+            self._arena.accounts.reserved(plan.account, len(slots), slot_bytes)
             plan.tip = int(nodes[-1])
             plan.slots += slots
             plan.good = len(plan.slots)
@@ -148,15 +165,19 @@ class Reservations:
 
     def _nodes(self, plan: Filling, keys: list[bytes], is_new: bool) -> NDArray[np.int64]:
         """Nodes for checked keys: those there are, then new ones."""
+        if plan.account != COMMON:
+            self.counted(plan.owner)
         if is_new:
-            return plan.index.add_chain(keys, plan.tip, self._clock.now_us)
+            return plan.index.add_chain(keys, plan.tip, self._clock.now_us, plan.account)
         # Making room may have evicted some that were there before.
         found = plan.index.find_all(keys)
         known = found.index(ABSENT) if ABSENT in found else len(found)
         nodes = np.array(found, dtype=np.int64)
         if known < len(found):
             parent = found[known - 1] if known else plan.tip
-            nodes[known:] = plan.index.add_chain(keys[known:], parent, self._clock.now_us)
+            nodes[known:] = plan.index.add_chain(
+                keys[known:], parent, self._clock.now_us, plan.account
+            )
         return nodes
 
     def _reservable(self, plan: Filling, keys: list[bytes], found: list[int]) -> int:
@@ -181,6 +202,17 @@ class Reservations:
         return len(keys)
 
     def _room(self, plan: Filling, count: int) -> list[int] | None:
+        allowed = self._quotas.salt_room(plan.account, plan.owner.slot_bytes[plan.shard], count)
+        if allowed:
+            return self._take(plan, allowed)
+        # At its limit: its own chunks make room.
+        if plan.spares or not self._arena.evict(
+            plan.owner, min(EVICT_BLOCKS, count), plan.account, Whose.OWN
+        ):
+            plan.stop = StopReason.NO_ROOM
+        return []
+
+    def _take(self, plan: Filling, count: int) -> list[int] | None:
         owner, shard, arena, growth = plan.owner, plan.shard, self._arena, self._growth
         slots = arena.allocate(owner, shard, count)
         if len(slots) == count:
@@ -193,13 +225,21 @@ class Reservations:
             if not slots:
                 plan.stop = StopReason.NO_ROOM
             return slots
+        if self._quotas.is_space_short(owner) and growth.claim(
+            owner, shard, None if slots else waiter
+        ):
+            return slots or None
         growth.press(owner, shard)
         # What is there is taken in this slice, and what goes is taken in the next one: making room
         # and taking it at once would be a burst.
-        if slots or arena.evict(owner, min(EVICT_BLOCKS, count)):
+        is_short = self._quotas.is_salt_short(plan.account)
+        whose, evicted = Whose.OTHERS if is_short else Whose.ANYONES, min(EVICT_BLOCKS, count)
+        if slots or arena.evict(owner, evicted, plan.account, whose):
             return slots
         if growth.demand(owner, shard, waiter, force=True):
             return None
+        if is_short and arena.evict(owner, evicted, plan.account):
+            return []
         plan.stop = StopReason.NO_ROOM
         return []
 
@@ -239,6 +279,7 @@ class Reservations:
                 plan.index.vacate(node, plan.shard, was_held=False)
                 self._arena.prune(plan.owner, node)
             del self.by_slot[slot]
+            self._arena.accounts.reserved(plan.account, -1, plan.owner.slot_bytes[plan.shard])
             self._arena.abandon(slot)
 
     def detach(self, slot: int) -> None:

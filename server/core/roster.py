@@ -10,6 +10,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.ids import Fingerprint, InstanceId, SessionId
 from protocol.messages import RegisterKvCache
 from protocol.namespace import Namespace
+from server.core.accounts import Accounts
 from server.core.config import CoreConfig
 from server.core.effects import KeepNamespace
 from server.core.eviction import LeafLru
@@ -18,6 +19,7 @@ from server.core.namespaces import Instance, Owner, Session, shard_groups
 from server.core.outbox import Outbox
 from server.core.peers import Process
 from server.core.slots import SlotTable
+from server.core.tenantleaves import TenantLeaves
 
 MOST_NODES = 1 << 24
 """Chunks that an index asks memory for at once; one that outgrows them is copied."""
@@ -30,6 +32,7 @@ class Roster:
         config: settings.
         slots: state of every slot, for new indexes.
         outbox: where effects go.
+        accounts: what salts with a quota hold.
 
     Attributes:
         owners: by fingerprint.
@@ -37,7 +40,10 @@ class Roster:
         sessions: by number, closing ones included.
     """
 
-    def __init__(self, config: CoreConfig, slots: SlotTable, outbox: Outbox) -> None:
+    def __init__(
+        self, config: CoreConfig, slots: SlotTable, outbox: Outbox, accounts: Accounts
+    ) -> None:
+        self._accounts = accounts
         self._config = config
         self._slots = slots
         self._outbox = outbox
@@ -139,8 +145,16 @@ class Roster:
             tuple(shards for shards in window_groups if len(shards) > 1),
             room=self._room(owner.namespace, full),
         )
-        timeout_us = int(self._config.incomplete_timeout_s * 1_000_000)
-        owner.leaves = LeafLru(owner.index, timeout_us)
+        owner.leaves = LeafLru(owner.index, self._timeout_us)
+
+    @property
+    def _timeout_us(self) -> int:
+        return int(self._config.incomplete_timeout_s * 1_000_000)
+
+    def count_accounts(self, owner: Owner) -> None:
+        """Has an owner's order of eviction tell accounts apart from now on."""
+        if not isinstance(owner.leaves, TenantLeaves):
+            owner.leaves = TenantLeaves(owner, self._accounts, owner.leaves, self._timeout_us)
 
     def _room(self, namespace: Namespace, full: tuple[bool, ...]) -> int:
         """About how many chunks of a namespace the whole arena could hold."""

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 from protocol.ids import ArenaId, Epoch
 from protocol.status import OpLatency
+from server.core.accounts import Accounts
 from server.core.admission import Lanes
 from server.core.adopter import Adopter
+from server.core.allotment import Allotment
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
 from server.core.config import CoreConfig
@@ -28,6 +30,7 @@ from server.core.plans import Plans
 from server.core.pools import Pools
 from server.core.publishing import Publisher
 from server.core.quarantine import Quarantine
+from server.core.quotas import Quotas
 from server.core.readers import Readers
 from server.core.reclaim import Reclaimer
 from server.core.registry import Registry
@@ -97,11 +100,19 @@ class State:
         self.lanes = Lanes()
         self.peers = Peers(config, epoch, arena, self.outbox)
         self.slots = SlotTable(min(MOST_SLOTS, config.arena_bytes // SMALL_SLOT_BYTES))
-        self.arena = Arena(self.clock, self.outbox, self.slots)
+        self.accounts = Accounts()
+        self.quotas = Quotas(config.arena_bytes, self.accounts)
+        self.arena = Arena(self.clock, self.outbox, self.slots, self.accounts)
         self.readers = Readers(self.arena, self.outbox, self.clock)
-        self.growth = Growth(config, self.clock, self.outbox, self.arena, self.readers)
+        self.growth = Growth(config, self.clock, self.outbox, self.arena, self.readers, self.quotas)
         self.reclaimer = Reclaimer(
-            self.arena, self.growth, self.readers, self.timers, self.lanes, self.fault
+            self.arena,
+            self.growth,
+            self.readers,
+            self.timers,
+            self.lanes,
+            self.fault,
+            self.quotas,
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
         self.tiers = Tiers(config, self.timers, self.outbox)
@@ -122,7 +133,7 @@ class State:
         )
         self.lookups = Lookups(self.arena, self.leases, self.clock)
         self.reservations = Reservations(
-            self.clock, self.outbox, self.arena, self.growth, self.lanes
+            self.clock, self.outbox, self.arena, self.growth, self.lanes, self.quotas
         )
         self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
         self.promotion = Promotion(
@@ -149,7 +160,8 @@ class State:
             self.publisher,
             self.fault,
         )
-        self.roster = Roster(config, self.slots, self.outbox)
+        self.roster = Roster(config, self.slots, self.outbox, self.accounts)
+        self.reservations.counted = self.roster.count_accounts
         self.pools = Pools(self.roster, self.outbox, self.copiers, self.timers)
         self.departures = Departures(
             self.roster,
@@ -192,6 +204,16 @@ class State:
             self.fault,
         )
         self.retirement = Retirement(config, self.timers, self.outbox, self.roster, self.operations)
+        self.allotment = Allotment(
+            self.quotas,
+            self.roster,
+            self.arena,
+            self.reclaimer,
+            self.timers,
+            self.lanes,
+            self.outbox,
+            self.fault,
+        )
         self.adopter = Adopter(
             config,
             self.clock,

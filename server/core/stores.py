@@ -52,6 +52,8 @@ class Filling(ABC):
         tip: node that the next chunk continues, or ROOT.
         spares: nothing is evicted for it, and nobody's extent is taken.
         tiers: bits of the tiers that have them already, see ``SlotTable.tiers``.
+        tenant: digest of the request's salt, or empty.
+        account: of that tenant, see ``server.core.accounts``.
     """
 
     shard: int
@@ -71,6 +73,8 @@ class Filling(ABC):
     tip: int = ROOT
     spares: bool = False
     tiers: int = 0
+    tenant: bytes = b""
+    account: int = 0
 
     @property
     @abstractmethod

@@ -14,7 +14,7 @@ import stat
 
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import ID_BYTES, ArenaId
-from server.shell import namespacefiles, owedfiles, parties
+from server.shell import namespacefiles, owedfiles, parties, quotafile
 from server.shell.extents import EXTENT_SUFFIX
 from server.shell.folders import make_private_directory, why_not_made
 from server.shell.foothold import Foothold
@@ -139,7 +139,7 @@ class Arena:
         if keep and extents and _IDENTITY in names:
             self._lock.release()
             return
-        for name in (*extents, _IDENTITY, _BOOT):
+        for name in (*extents, _IDENTITY, _BOOT, quotafile.NAME):
             _unlink(f"{self.directory}/{name}")
         for name in (namespacefiles.FOLDER, parties.FOLDER):
             _remove_folder(f"{self.directory}/{name}")

@@ -24,8 +24,8 @@ from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES, ExtentGeometry,
 from protocol.ids import ArenaId, Fingerprint
 from protocol.namespace import Namespace
 from server import numa
-from server.core.effects import DropOwed, KeepOwed
-from server.shell import namespacefiles, owedfiles
+from server.core.effects import DropOwed, KeepOwed, KeepQuotas
+from server.shell import namespacefiles, owedfiles, quotafile
 from server.shell.descriptors import Descriptor
 from server.shell.inbox import Inbox
 from server.shell.reports import ExtentCreated, OwedKept, Reporter
@@ -219,7 +219,7 @@ class _Owed:
     store: str
 
 
-Item = _Make | ExtentFile | Descriptor | _Keep | _Drop | _Owed
+Item = _Make | ExtentFile | Descriptor | _Keep | _Drop | _Owed | KeepQuotas
 
 
 class Allocator:
@@ -294,6 +294,10 @@ class Allocator:
         """Has that removed again. Does not block."""
         self._inbox.put(_Owed(owed, store))
 
+    def keep_quotas(self, kept: KeepQuotas) -> None:
+        """Has the quotas written down. Does not block; a failure is logged."""
+        self._inbox.put(kept)
+
     def close(self, descriptor: Descriptor) -> None:
         """Hands a pool's descriptor over to be given back. Does not block.
 
@@ -363,7 +367,7 @@ class Allocator:
         finally:  # who waits cannot do more about it
             self._reporter.post(OwedKept(owed.tier, owed.fingerprint, owed.serial))
 
-    def _do(self, item: ExtentFile | Descriptor | _Keep | _Drop | _Owed) -> None:
+    def _do(self, item: ExtentFile | Descriptor | _Keep | _Drop | _Owed | KeepQuotas) -> None:
         try:
             if isinstance(item, Descriptor):
                 item.give_back()
@@ -376,6 +380,9 @@ class Allocator:
                 namespacefiles.drop(self._directory, item.name)
             elif isinstance(item, _Owed):
                 self._owe(item.what, item.store)
+            elif isinstance(item, KeepQuotas):
+                self._stand()
+                quotafile.keep(self._directory, item.quotas)
             else:
                 try:
                     remove(item.path)

@@ -52,6 +52,7 @@ class Prefetch:
         waiter: the QUERY that is to be answered.
         timer: of its deadline.
         is_patient: an engine waits for it.
+        tenant: digest of the request's salt, or empty.
     """
 
     session: Session
@@ -69,6 +70,7 @@ class Prefetch:
     waiter: Waiter | None = None
     timer: int = 0
     is_patient: bool = False
+    tenant: bytes = b""
 
     @property
     def instance(self) -> Instance:

@@ -77,7 +77,13 @@ class Prefetches:
     # --- LOOKUP ---------------------------------------------------------------------------
 
     def begin(
-        self, session: Session, request: RequestKey, start: int, keys: bytes, ready: int
+        self,
+        session: Session,
+        request: RequestKey,
+        start: int,
+        keys: bytes,
+        ready: int,
+        tenant: bytes = b"",
     ) -> int:
         """A LOOKUP was answered in part.
 
@@ -87,6 +93,7 @@ class Prefetches:
             start: ordinal of the first chunk asked for.
             keys: 16 bytes per chunk.
             ready: chunks that are there and leased.
+            tenant: digest of the request's salt, or empty.
 
         Returns:
             Chunks that may come; 0 when nothing will.
@@ -97,6 +104,7 @@ class Prefetches:
                 prefetch = Prefetch(
                     session, request, start, keys, ready, self._advance, self._settle
                 )
+                prefetch.tenant = tenant
                 self._advance(prefetch)
                 if not prefetch.is_final:
                     self._add(prefetch)

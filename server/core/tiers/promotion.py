@@ -104,6 +104,7 @@ class Promotion:
             parent_key=parent_key,
             keys=keys[: MAX_KEYS * ID_BYTES],
             spares=passenger.is_patient,
+            tenant=passenger.tenant,
         )
         if start:
             node = owner.index.find(parent_key)

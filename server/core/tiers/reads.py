@@ -88,6 +88,8 @@ class Reads:
                 task=run.task,
                 tiers=run.tier.bit,
                 spares=run.spares,
+                tenant=run.tenant,
+                account=self._arena.accounts.number(run.tenant),
             )
             self._reservations.begin(share)
             run.shares.append(share)

@@ -28,9 +28,11 @@ class Passenger(Protocol):
 
     Attributes:
         is_patient: it asks ahead of need: nothing is evicted for what only such ones wait for.
+        tenant: digest of the salt of the request that asks, or empty.
     """
 
     is_patient: bool
+    tenant: bytes
 
     def moved(self, run: Run) -> bool:
         """More of it was published; returns whether this one goes on waiting for it."""
@@ -137,6 +139,7 @@ class Run:
             the run: locked; or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
         spares: it was begun ahead of need: nothing is evicted for it.
+        tenant: digest of the salt of the request that began it, or empty.
     """
 
     owner: Owner
@@ -163,6 +166,7 @@ class Run:
     anchor: int = ABSENT
     anchor_life: int = 0
     spares: bool = False
+    tenant: bytes = b""
 
     @property
     def num_chunks(self) -> int:

@@ -173,6 +173,7 @@ class Ride:
         run: on which it waits.
         count: chunks of it that came.
         is_patient: nothing is evicted for it.
+        tenant: nobody's, since no request asks for it.
     """
 
     job: Warm
@@ -183,6 +184,7 @@ class Ride:
     run: Run | None = None
     count: int = 0
     is_patient: bool = True
+    tenant: bytes = b""
 
     @property
     def owed_bytes(self) -> int:

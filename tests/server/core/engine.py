@@ -80,6 +80,8 @@ class Engine:
         self.pages: list[Label] = [None] * pages
         self.pool = PoolId(world.random.randbytes(16))
         self.session = 0
+        #: Digest of the salt of its requests.
+        self.tenant = b""
         self.ring = False
         #: Uuid of the device that has its pages; empty for host memory.
         self.device = b""
@@ -228,6 +230,7 @@ class Engine:
             parent=keys[start - 1] if start else b"",
             keys=b"".join(keys[start:stop]),
             pages=pack_pages(pages),
+            tenant=self.tenant,
         )
 
     def store(self, keys: list[bytes], start: int = 0, shard: int | None = None) -> m.StoreReply:
@@ -252,7 +255,11 @@ class Engine:
     def lookup(self, keys: list[bytes], request: int = 1, start: int = 0) -> m.LookupReply:
         reply: m.LookupReply = self.ask(
             m.Lookup(
-                session=self.session or 1, request=request, start=start, keys=b"".join(keys[start:])
+                session=self.session or 1,
+                request=request,
+                start=start,
+                keys=b"".join(keys[start:]),
+                tenant=self.tenant,
             )
         )
         return reply

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protocol import messages as m
 from protocol.layout import unpack_slots
+from protocol.quotas import QuotaChange, TenantKind
 from server.core import effects as fx
 from server.core.copiers import IDLE_NS
 from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
@@ -25,7 +26,9 @@ from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config
 
 chains = st.sampled_from(CHAINS)
 numbers = st.integers(0, 1 << 16)
+sizes = st.integers(0, 24)
 DEVICES = (b"A" * 16, b"B" * 16)
+TENANTS = (b"", b"s" * 16, b"t" * 16)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -150,6 +153,7 @@ class CoreMachine(RuleBasedStateMachine):
         start = 0 if ends[0] % 2 else ends[0] % LENGTH
         stop = start + 1 + ends[1] % (LENGTH - start)
         shards = engine.space.shards_of_rank(engine.rank)
+        engine.tenant = TENANTS[number // 7 % len(TENANTS)]
         self.begin_store(
             engine, keys_of(name, branch), start, stop, shards[ends[0] // 2 % len(shards)]
         )
@@ -320,6 +324,21 @@ class CoreMachine(RuleBasedStateMachine):
             self.wait(engine, m.Unpin(fingerprint=fingerprint, keys=blob))
         else:
             self.wait(engine, m.Inspect(fingerprint=fingerprint, keys=blob))
+
+    @rule(number=numbers, salt=st.sampled_from((None, *TENANTS[1:])), sizes=st.tuples(sizes, sizes))
+    def allot(self, number: int, salt: bytes | None, sizes: tuple[int, int]) -> None:
+        """A namespace or a salt gets a floor and maybe a limit, or loses both."""
+        engine, owners = self.pick(number), list(self.world.core._state.roster.owners)
+        if engine is None or not owners:
+            return
+        floor, limit = (PAGE * size for size in sizes)
+        change = QuotaChange(
+            kind=TenantKind.NAMESPACE if salt is None else TenantKind.SALT,
+            tenant=owners[number % len(owners)] if salt is None else salt,
+            floor_bytes=floor,
+            limit_bytes=floor + limit if limit else 0,
+        )
+        self.wait(engine, m.Quotas(change=change))
 
     # --- the shell ------------------------------------------------------------------------
 

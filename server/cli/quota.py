@@ -1,0 +1,181 @@
+"""``quota``: what tenants keep in L1 whatever others store, and what they may not exceed.
+
+Must not know: how a server is asked. Runs in: the process of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from server.cli import prefixes, reaching
+
+if TYPE_CHECKING:
+    from protocol.messages import QuotasReply
+    from protocol.quotas import QuotaChange, TenantKind
+    from server.asking import Asker
+
+
+@click.group(name="quota")
+def command() -> None:
+    """Give tenants a share of L1 that others' stores leave alone, or a most.
+
+    A tenant is a namespace, or all requests with one cache salt. What is set here is kept with the
+    arena; the option --quota of launch has quotas from the start.
+    """
+
+
+def tenant_options(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """``--namespace``, ``--salt`` and ``--tenant``: whose quota is meant."""
+    inner = click.option(
+        "--tenant",
+        metavar="NAME",
+        help="A tenant as kvkeep quota list shows it: namespace/DIGITS or salt/DIGITS.",
+    )(inner)
+    inner = click.option(
+        "--salt", metavar="TEXT", help="All requests with this cache salt, in every namespace."
+    )(inner)
+    return prefixes.namespace_option(inner)
+
+
+@command.command(name="list")
+@reaching.options
+def list_(endpoint: str | None, as_json: bool) -> None:
+    """Show every quota, and what its tenant holds now."""
+    at = reaching.place(endpoint)
+    with reaching.connected(at, "quota") as asker:
+        reply = _ask(asker, None)
+    _show(reply, as_json)
+
+
+@command.command(name="set")
+@reaching.options
+@tenant_options
+@click.option("--limit", metavar="SIZE", default="", help="Most that it may have.  [default: any]")
+@click.argument("size", metavar="SIZE")
+def set_(endpoint: str | None, as_json: bool, size: str, limit: str, **named: str | None) -> None:
+    """Leave a tenant SIZE bytes of L1, such as 20G, whatever others store; 0 for a limit alone.
+
+    What others have above their own share makes room for it. All shares together fit L1. A salt's
+    chunks that were stored before its first quota do not count for it.
+    """
+    from protocol.errors import ConfigError
+    from server import quotaspec
+    from server.sizes import invalid
+
+    at = reaching.place(endpoint)
+    try:
+        with reaching.connected(at, "quota") as asker:
+            change = quotaspec.change_of(_tenant(asker, **named), size, limit)
+            if not change.floor_bytes and not change.limit_bytes:
+                raise invalid(
+                    "quota", size, "a size or a limit above 0; kvkeep quota unset ends it"
+                )
+            reply = _ask(asker, change)
+    except ConfigError as error:
+        reaching.refuse(str(error))
+    _show(reply, as_json)
+
+
+@command.command(name="unset")
+@reaching.options
+@tenant_options
+def unset(endpoint: str | None, as_json: bool, **named: str | None) -> None:
+    """Take a tenant's quota back: its chunks are evicted as anybody's, and may be any number."""
+    from protocol.errors import ConfigError
+    from protocol.quotas import QuotaChange
+
+    at = reaching.place(endpoint)
+    try:
+        with reaching.connected(at, "quota") as asker:
+            kind, tenant = _tenant(asker, **named)
+            reply = _ask(asker, QuotaChange(kind=kind, tenant=tenant, floor_bytes=0))
+    except ConfigError as error:
+        reaching.refuse(str(error))
+    _show(reply, as_json)
+
+
+def _tenant(
+    asker: Asker, namespace: str | None, salt: str | None, tenant: str | None
+) -> tuple[TenantKind, bytes]:
+    """Whose quota is meant.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: none of them, several, or one that is not there.
+    """
+    from protocol.keys import ReuseScope
+    from protocol.quotas import TenantKind
+    from server import quotaspec
+    from server.sizes import invalid
+
+    if sum(one is not None for one in (namespace, salt, tenant)) != 1:
+        valid = "one of --namespace NAME, --salt TEXT and --tenant NAME"
+        raise invalid("tenant", tenant or "", valid)
+    if salt is not None:
+        return TenantKind.SALT, ReuseScope(cache_salt=salt).tenant()
+    if tenant is not None:
+        found = quotaspec.parse_tenant(tenant)
+        if found is None:
+            raise invalid("tenant", tenant, "namespace/ or salt/ and 32 hex digits")
+        return found
+    assert namespace is not None
+    known = prefixes.find(asker.status(reaching.LIMIT_S).namespaces, namespace)
+    name = bytes.fromhex(namespace) if known is None else known.fingerprint
+    return TenantKind.NAMESPACE, name
+
+
+def _ask(asker: Asker, change: QuotaChange | None) -> QuotasReply:
+    from protocol.messages import Quotas, QuotasReply
+
+    return asker.expect(Quotas(change=change), QuotasReply, reaching.LIMIT_S)
+
+
+def document(reply: QuotasReply) -> dict[str, Any]:
+    """What a server said, as plain values."""
+    from server.quotaspec import tenant_name
+
+    return {
+        "arena_bytes": reply.arena_bytes,
+        "quotas": [
+            {
+                "tenant": tenant_name(one.kind, one.tenant),
+                "floor_bytes": one.floor_bytes,
+                "limit_bytes": one.limit_bytes,
+                "held_bytes": one.held_bytes,
+            }
+            for one in reply.quotas
+        ],
+    }
+
+
+def _show(reply: QuotasReply, as_json: bool) -> None:
+    if as_json:
+        reaching.show(document(reply))
+        return
+    from server.cli.tables import Column, share, table
+    from server.quotaspec import tenant_name
+    from server.sizes import format_size
+
+    if not reply.quotas:
+        click.echo("no tenant has a quota")
+        return
+    columns = [
+        Column("tenant"),
+        Column("quota", is_number=True),
+        Column("limit", is_number=True),
+        Column("held", is_number=True),
+        Column("of quota", is_number=True),
+    ]
+    rows = [
+        [
+            tenant_name(one.kind, one.tenant),
+            format_size(one.floor_bytes),
+            format_size(one.limit_bytes) if one.limit_bytes else "-",
+            format_size(one.held_bytes),
+            share(one.held_bytes, one.floor_bytes),
+        ]
+        for one in reply.quotas
+    ]
+    click.echo(table(columns, rows))

@@ -1,0 +1,234 @@
+"""Quotas: what a tenant's chunks are safe from, and what it may not exceed.
+
+Purpose: one place that knows every floor and limit and answers whether something may be taken from
+a tenant, and whether one may take more. A tenant is a namespace or a salt. Must not know: how room
+is made, files, messages' frames. Runs in: the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.errors import ErrorCode, RequestError
+from protocol.ids import Fingerprint
+from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow, TenantKind
+from server.core.accounts import Accounts, node_bytes
+from server.core.extents import Extent
+from server.core.namespaces import Owner
+from server.core.slots import HELD
+
+
+@dataclass(frozen=True)
+class Quota:
+    """One namespace's.
+
+    Attributes:
+        floor_bytes: what others leave it.
+        limit_bytes: most that it may hold, 0 for no limit.
+    """
+
+    floor_bytes: int
+    limit_bytes: int
+
+
+NO_QUOTA = Quota(0, 0)
+
+
+class Quotas:
+    """Every tenant's quota.
+
+    Args:
+        arena_bytes: of L1; the floors together are no more.
+        accounts: what salts hold.
+
+    Attributes:
+        namespaces: those of namespaces, whether anything of them is held or not.
+        accounts: what salts hold.
+    """
+
+    def __init__(self, arena_bytes: int, accounts: Accounts) -> None:
+        self._arena_bytes = arena_bytes
+        self.namespaces: dict[Fingerprint, Quota] = {}
+        self.accounts = accounts
+
+    # --- setting ----------------------------------------------------------------------------
+
+    def change(self, change: QuotaChange) -> None:
+        """Sets one tenant's quota, or takes it back.
+
+        Args:
+            change: what is to hold.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT or LIMIT_EXCEEDED; nothing has changed then.
+        """
+        known = {(one.kind, one.tenant): one for one in self.changes()}
+        before = known.pop((change.kind, change.tenant), None)
+        if change.floor_bytes or change.limit_bytes:
+            self._check(change, known.values())
+        elif before is None:
+            return
+        if change.kind is TenantKind.SALT:
+            account = self.accounts.open(change.tenant)
+            account.floor_bytes, account.limit_bytes = change.floor_bytes, change.limit_bytes
+            return
+        name = Fingerprint(change.tenant)
+        self.namespaces.pop(name, None)
+        if change.floor_bytes or change.limit_bytes:
+            self.namespaces[name] = Quota(change.floor_bytes, change.limit_bytes)
+
+    def _check(self, change: QuotaChange, others: Iterable[QuotaChange]) -> None:
+        floors = [one.floor_bytes for one in others]
+        if 0 < change.limit_bytes < change.floor_bytes:
+            raise RequestError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"a limit of {change.limit_bytes} bytes is below the floor of {change.floor_bytes}",
+            )
+        if sum(floors) + change.floor_bytes > self._arena_bytes:
+            raise RequestError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"L1 has {self._arena_bytes} bytes, and {sum(floors)} of them are others' floors: "
+                f"{max(0, self._arena_bytes - sum(floors))} are left",
+                left_bytes=max(0, self._arena_bytes - sum(floors)),
+            )
+        if len(floors) >= MAX_QUOTAS:
+            raise RequestError(
+                ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_QUOTAS} tenants have a quota"
+            )
+
+    def changes(self) -> list[QuotaChange]:
+        """All that is set, namespaces first, as changes that would set it anew."""
+        spaces = [
+            QuotaChange(
+                kind=TenantKind.NAMESPACE,
+                tenant=name,
+                floor_bytes=quota.floor_bytes,
+                limit_bytes=quota.limit_bytes,
+            )
+            for name, quota in self.namespaces.items()
+        ]
+        salts = [
+            QuotaChange(
+                kind=TenantKind.SALT,
+                tenant=account.tenant,
+                floor_bytes=account.floor_bytes,
+                limit_bytes=account.limit_bytes,
+            )
+            for account in self.accounts.by_number.values()
+            if account.floor_bytes or account.limit_bytes
+        ]
+        return spaces + salts
+
+    def rows(self, owners: dict[Fingerprint, Owner]) -> tuple[QuotaRow, ...]:
+        """All that is set, and what each tenant holds.
+
+        Args:
+            owners: namespaces that are known.
+        """
+
+        def held_bytes(change: QuotaChange) -> int:
+            if change.kind is TenantKind.SALT:
+                return self.accounts.open(change.tenant).held_bytes
+            owner = owners.get(Fingerprint(change.tenant))
+            return owner.held_bytes if owner is not None else 0
+
+        return tuple(
+            QuotaRow(
+                kind=one.kind,
+                tenant=one.tenant,
+                floor_bytes=one.floor_bytes,
+                limit_bytes=one.limit_bytes,
+                held_bytes=held_bytes(one),
+            )
+            for one in self.changes()
+        )
+
+    # --- asking -----------------------------------------------------------------------------
+
+    def of(self, owner: Owner) -> Quota:
+        """A namespace's quota."""
+        return self.namespaces.get(owner.fingerprint, NO_QUOTA)
+
+    def is_space_short(self, owner: Owner) -> bool:
+        """Whether a namespace has less than its floor, so that it may take from others."""
+        floor_bytes = self.of(owner).floor_bytes
+        return bool(floor_bytes) and owner.taken_bytes < floor_bytes
+
+    def is_salt_short(self, number: int) -> bool:
+        """The same of an account."""
+        if not number:
+            return False
+        account = self.accounts.by_number[number]
+        return account.taken_bytes < account.floor_bytes
+
+    def may_give(self, extent: Extent) -> bool:
+        """Whether others may be given an extent: its namespace is left its floor without it.
+
+        Nor does it hold anything of a salt that is not above its own; that costs a look at every
+        slot, where salts have quotas.
+        """
+        owner = extent.owner
+        floor_bytes = self.of(owner).floor_bytes
+        held_bytes = extent.num_held * extent.geometry.slot_bytes
+        if floor_bytes and owner.held_bytes - held_bytes < floor_bytes:
+            return False
+        full = {
+            account.number
+            for account in self.accounts.by_number.values()
+            if account.floor_bytes and account.held_bytes <= account.floor_bytes
+        }
+        return not full or full.isdisjoint(_accounts_in(extent))
+
+    def may_lose(self, owner: Owner, node: int) -> bool:
+        """Whether others may have a leaf dropped."""
+        if not self.namespaces and not self.accounts.by_number:
+            return True
+        num_bytes = node_bytes(owner, owner.index, node)
+        floor_bytes = self.of(owner).floor_bytes
+        if floor_bytes and owner.held_bytes - num_bytes < floor_bytes:
+            return False
+        number = owner.index.account[node]
+        if not number:
+            return True
+        account = self.accounts.by_number[number]
+        return account.held_bytes - num_bytes >= account.floor_bytes
+
+    def salt_room(self, number: int, slot_bytes: int, count: int) -> int:
+        """Of some slots, how many an account may take before it is at its limit.
+
+        Args:
+            number: of the account, or COMMON.
+            slot_bytes: of each.
+            count: wanted.
+        """
+        if not number:
+            return count
+        account = self.accounts.by_number[number]
+        if not account.limit_bytes:
+            return count
+        return max(0, min(count, (account.limit_bytes - account.taken_bytes) // slot_bytes))
+
+    def space_room(self, owner: Owner) -> int | None:
+        """Bytes of extents that a namespace may have more, below 0 above its limit; None for any.
+
+        Extents are counted as a whole, so that what is held is less than the limit.
+        """
+        limit_bytes = self.of(owner).limit_bytes
+        return limit_bytes - owner.file_bytes if limit_bytes else None
+
+    def excess_bytes(self, number: int) -> int:
+        """Bytes that an account holds above its limit."""
+        account = self.accounts.by_number[number]
+        return max(0, account.held_bytes - account.limit_bytes) if account.limit_bytes else 0
+
+
+def _accounts_in(extent: Extent) -> set[int]:
+    """Accounts of the chunks that an extent holds."""
+    owner, slots = extent.owner, extent.owner.index.slots
+    run = slice(extent.base, extent.base + extent.geometry.num_slots)
+    # Those that were cleared, and are not swept yet, name nodes of an index that is gone.
+    held = (slots.state[run] == HELD) & (slots.generation[run] > owner.cleared_generation)
+    return set(owner.index.accounts_of(slots.node[run][held].astype(np.int64)).tolist())
