@@ -41,6 +41,11 @@ class Joined:
     rank: int
     capabilities: frozenset[str]
 
+    @property
+    def knows_tenants(self) -> bool:
+        """Whether LOOKUP and STORE may name a tenant."""
+        return "tenants" in self.capabilities
+
 
 @dataclass(frozen=True)
 class Access:

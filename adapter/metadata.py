@@ -34,6 +34,7 @@ class SaveNames:
         keys: 16 bytes per chunk.
         pages: int32[num_groups, num_chunks * chunk_blocks]; -1 where a sliding window has no page
             any more, in which case that group's shard of the chunk is not saved.
+        tenant: digest of the request's salt, or empty.
     """
 
     request_id: int
@@ -42,6 +43,7 @@ class SaveNames:
     parent: bytes
     keys: bytes
     pages: NDArray[np.int32]
+    tenant: bytes = b""
 
 
 @dataclass(frozen=True)

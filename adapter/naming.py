@@ -72,6 +72,7 @@ def name_chunks(state: RequestState, after: int, geometry: Geometry) -> SaveName
         parent=state.parent_key(start, geometry.chunk_blocks),
         keys=state.chunk_keys(start, stop, geometry.chunk_blocks),
         pages=pages,
+        tenant=state.tenant,
     )
 
 

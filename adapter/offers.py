@@ -243,6 +243,7 @@ class OfferDesk:
                 request=state.key,
                 start=0,
                 keys=state.chunk_keys(0, num_chunks, chunk),
+                tenant=state.tenant if joined.knows_tenants else b"",
             ),
             LookupReply,
         )

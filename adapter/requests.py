@@ -133,6 +133,7 @@ class RequestTable:
         self._next_key += 1
         pages: list[list[int]] = [[] for _ in self.geometry.groups]
         state = RequestState(key, facts, chain, len(facts.tokens), facts.tokens, pages)
+        state.tenant = facts.scope.tenant() if facts.scope is not None else b""
         state.extend_chain()
         self._states[facts.request_id] = state
         self._live[key] = self._unreported[key] = state

@@ -59,6 +59,7 @@ class RequestState:
         named_chunks: chunks named for saving, or known to be held by the server.
         seen_iteration: when it was last reported, queried or allocated.
         seen_s: the same in time.
+        tenant: digest of its salt, or empty: whose quota its chunks count for.
     """
 
     key: RequestKey
@@ -78,6 +79,7 @@ class RequestState:
     named_chunks: int = 0
     seen_iteration: int = 0
     seen_s: float = 0.0
+    tenant: bytes = b""
 
     def begin(self, pages: list[list[int]]) -> None:
         """The host reported the request: from now on only deltas come.

@@ -148,6 +148,7 @@ class SaveBook:
             entry = ledger.open(names.request_id, names.key, names.first_chunk, names.parent)
             if entry is None:
                 return
+            entry.tenant = names.tenant
         if names.first_chunk != entry.named:
             ledger.count("saves_dropped_gap")
             return

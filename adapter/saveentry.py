@@ -81,6 +81,7 @@ class SaveEntry:
         last_chunks: chunks that were computed when the request finished.
         held_since_s: when the host announced that it holds the pages, else None.
         ended: the pages are no longer the request's.
+        tenant: digest of its salt, or empty.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class SaveEntry:
         self.last_chunks = 0
         self.held_since_s: float | None = None
         self.ended = False
+        self.tenant = b""
         self.first_chunk = first_chunk
         self._chunk_blocks = chunk_blocks
         self._parent = parent

@@ -45,6 +45,7 @@ class StoreOrder:
         lot: the ring slots that the pages stand for; None when the server reads the pool itself.
         sources: int32[n], pages of the pool to be copied into the slots first; None when that is
             done, or without a ring.
+        tenant: digest of the request's salt, or empty.
     """
 
     key: int
@@ -56,6 +57,7 @@ class StoreOrder:
     num_chunks: int
     lot: Lot | None = None
     sources: NDArray[np.int32] | None = None
+    tenant: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ class SaveFlow:
         keys, parent = entry.keys_of(first, count)
         lane.stage, lane.store, lane.sent_chunks = Stage.COPYING, 0, count
         blob = pages.tobytes()
-        return StoreOrder(entry.key, lane.group, first, parent, keys, blob, count, lot, sources)
+        return StoreOrder(
+            entry.key, lane.group, first, parent, keys, blob, count, lot, sources, entry.tenant
+        )
 
     def _take_staged(self, lane: SaveLane, count: int) -> tuple[Lot, NDArray[np.int32]] | None:
         """Slots that hold the next chunks already, if there are some."""

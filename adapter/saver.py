@@ -356,6 +356,7 @@ class Saver:
             parent=order.parent,
             keys=order.keys,
             pages=order.pages,
+            tenant=order.tenant if joined.knows_tenants else b"",
         )
         ticket = channel.submit(body, STORE_TIMEOUT_S, joined)
         self._tickets.sent(ticket, Ticket(Purpose.STORE, store, order.key, order.group, order.lot))

@@ -21,6 +21,11 @@ from adapter.conformance.kit.verdict import Outcome
 from adapter.serverurl import resolve_server_url
 from adapter.trtllm_api import CONNECTOR_MODULES, find_host_module
 from protocol.errors import ConfigError
+from protocol.keys import ReuseScope
+from protocol.messages import Quotas, QuotasReply
+from protocol.quotas import QuotaChange, TenantKind
+from server import asking
+from server.cli import reaching
 
 pytestmark = pytest.mark.torch
 
@@ -113,3 +118,23 @@ def test_models_of_equal_geometry_and_other_weights_share_nothing(
         one.store(prompt)
         assert two.store(prompt).num_loaded_tokens == 0
         assert one.ask(prompt).num_loaded_tokens == 3 * BLOCK
+
+
+def test_a_salted_requests_chunks_count_for_its_quota(bench: Bench) -> None:
+    prompt = text(3 * BLOCK + 1, seed=73)
+    change = QuotaChange(
+        kind=TenantKind.SALT, tenant=ReuseScope(cache_salt="tenant").tenant(), floor_bytes=1
+    )
+    assert bench.service is not None
+    side_path = reaching.place(bench.service.url).side_path
+    with (
+        bench.engine() as seen,
+        asking.connected(side_path, 10.0, "quota") as asker,
+    ):
+        asker.ask(Quotas(change=change), 10.0)
+        seen.store(prompt, cache_salt="tenant")
+        seen.store(prompt)
+        (row,) = asker.expect(Quotas(), QuotasReply, 10.0).quotas
+        (space,) = asker.status(10.0).namespaces
+    assert space.chunks == 6
+    assert row.held_bytes * 2 == space.bytes

@@ -1,0 +1,67 @@
+"""``kvkeep quota``: set, listed and taken back on a live server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from protocol.keys import ReuseScope
+from server.cli import cli
+from tests.server.cli.cached import Cached
+
+
+def quota(holding: Cached, *words: str) -> Result:
+    name, *rest = words
+    return CliRunner().invoke(cli, ["quota", name, "--endpoint", holding.server.url, *rest])
+
+
+def told(holding: Cached, *words: str) -> dict[str, Any]:
+    result = quota(holding, *words, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None:
+    assert told(holding, "list") == {"arena_bytes": 64 << 20, "quotas": []}
+    assert quota(holding, "list").output == "no tenant has a quota\n"
+    found = told(holding, "set", "2M", "--namespace", holding.name[:6])
+    space = {
+        "tenant": f"namespace/{holding.name}",
+        "floor_bytes": 2 << 20,
+        "limit_bytes": 0,
+        # seven chunks: the prompts begin alike
+        "held_bytes": 7 * holding.engine.page_bytes,
+    }
+    assert found["quotas"] == [space]
+    digits = ReuseScope(cache_salt="tenant").tenant().hex()
+    found = told(holding, "set", "1M", "--limit", "3M", "--salt", "tenant")
+    salt = {
+        "tenant": f"salt/{digits}",
+        "floor_bytes": 1 << 20,
+        "limit_bytes": 3 << 20,
+        "held_bytes": 0,
+    }
+    assert found["quotas"] == [space, salt]
+    shown = quota(holding, "list").output.splitlines()
+    assert shown[0].split() == ["tenant", "quota", "limit", "held", "of", "quota"]
+    assert shown[3].split() == [f"salt/{digits}", "1", "MiB", "3", "MiB", "0", "bytes", "0.0", "%"]
+    assert told(holding, "unset", "--tenant", f"salt/{digits}")["quotas"] == [space]
+    assert told(holding, "unset", "--namespace", holding.name)["quotas"] == []
+
+
+def test_what_cannot_be_is_refused(holding: Cached) -> None:
+    for words, code, expected in (
+        (("set", "1G", "--salt", "x"), 1, "67108864 are left"),
+        (("set", "2M", "--limit", "1M", "--salt", "x"), 2, "no less than the floor"),
+        (("set", "0", "--salt", "x"), 2, "kvkeep quota unset ends it"),
+        (("set", "much", "--salt", "x"), 2, "a number of bytes"),
+        (("set", "1M"), 2, "one of --namespace NAME, --salt TEXT and --tenant NAME"),
+        (("set", "1M", "--salt", "x", "--namespace", holding.name), 2, "one of --namespace"),
+        (("set", "1M", "--tenant", "someone"), 2, "32 hex digits"),
+        (("unset", "--namespace", "ffffffff"), 2, "namespace="),
+    ):
+        result = quota(holding, *words)
+        assert (result.exit_code, expected in result.output) == (code, True), result.output

@@ -1,0 +1,90 @@
+"""Quotas of a real server: from its settings, over a restart, and under a flood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from protocol.messages import Quotas, QuotasReply, Store, StoreReply
+from protocol.quotas import QuotaChange, QuotaRow, TenantKind
+from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go
+from tests.wire.client import Engine, make_keys
+from tests.wire.process import ROOT, ServerProcess
+
+SALT, OTHER = b"\x5a" * 16, b"\x0f" * 16
+
+
+def rows(engine: Engine, change: QuotaChange | None = None) -> dict[bytes, QuotaRow]:
+    reply = engine.wire.call(Quotas(change=change), QuotasReply)
+    return {row.tenant: row for row in reply.quotas}
+
+
+def save_as(engine: Engine, tenant: bytes, seed: int) -> int:
+    """Saves a prompt of one tenant."""
+    body = Store(
+        session=engine.session,
+        store=1_000_000 + seed,
+        request=1,
+        shard=0,
+        start=0,
+        parent=b"",
+        keys=b"".join(make_keys(seed, CHUNKS)),
+        pages=b"".join(number.to_bytes(4, "little") for number in range(CHUNKS)),
+        tenant=tenant,
+    )
+    stored = engine.wire.call(body, StoreReply)
+    return stored.held + (
+        engine.commit(body.store, stored.copied).published if stored.copied else 0
+    )
+
+
+def test_quotas_are_kept_with_the_arena_and_chunks_are_still_counted(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    arena, kept = shm_dir / "a", Kept()
+    floor = QuotaChange(kind=TenantKind.SALT, tenant=SALT, floor_bytes=8 << 20)
+    with launch(short_dir, arena) as server, connect(server, kept.namespace) as engine:
+        assert "quotas" in engine.hello.capabilities
+        assert "tenants" in engine.hello.capabilities
+        rows(engine, floor)
+        assert save_as(engine, SALT, 1) == CHUNKS
+        assert save_as(engine, OTHER, 2) == CHUNKS
+        before = rows(engine)
+        assert before[SALT].held_bytes == CHUNKS * engine.page_bytes
+        let_go(engine)
+        server.kill()
+    settings = f"salt/{OTHER.hex()}=1M:2G"
+    with (
+        launch(short_dir, arena, "--quota", settings) as server,
+        connect(server, kept.namespace) as engine,
+    ):
+        after = rows(engine)
+    assert after[SALT] == before[SALT]
+    assert after[OTHER].floor_bytes == 1 << 20
+    assert after[OTHER].limit_bytes == 2 << 30
+    assert after[OTHER].held_bytes == before[SALT].held_bytes
+
+
+def test_a_flood_of_ten_arenas_leaves_a_salt_its_floor(short_dir: Path, shm_dir: Path) -> None:
+    settings = f"salt/{SALT.hex()}=1M"
+    sizes = ("--l1-size", "4M", "--extent-size", "512K", "--quota", settings)
+    with ServerProcess(short_dir, shm_dir / "a", *sizes) as server, connect(server) as engine:
+        assert save_as(engine, SALT, 1) == CHUNKS
+        num_bytes = CHUNKS * engine.page_bytes
+        assert num_bytes <= 1 << 20
+        for seed in range(2, 2 + 10 * (4 << 20) // num_bytes):
+            assert save_as(engine, OTHER if seed % 2 else b"", seed) == CHUNKS
+        assert engine.lookup(make_keys(1, CHUNKS)).ready == CHUNKS
+        assert rows(engine)[SALT].held_bytes == num_bytes
+
+
+def test_floors_that_do_not_fit_end_the_start_with_one_line(short_dir: Path, shm_dir: Path) -> None:
+    settings = f"salt/{SALT.hex()}=65M"
+    command = [sys.executable, "-m", "server", "launch", "--endpoint", f"ipc://{short_dir}/s"]
+    command += ["--arena-dir", str(shm_dir / "a"), "--l1-size", "64M", "--quota", settings]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 2
+    assert "quota: L1 has 67108864 bytes" in ended.stderr
