@@ -26,10 +26,11 @@ from prometheus_client.registry import Collector
 from protocol.errors import ErrorCode
 from protocol.figures import FIGURES, TIER_FIGURES, Kind
 from protocol.messages import StatusReply
+from protocol.quotas import QuotaRow
 from protocol.status import ENGINE_STATES, EngineStatus, NamespaceStatus
 from server.web.latency import cumulative
 from server.web.names import PREFIX, Placed, place
-from server.web.told import short
+from server.web.told import short, tenant
 from server.web.watch import Answer, View
 
 MAX_ROWS = 64
@@ -73,6 +74,9 @@ class _Told(Collector):
         yield from _stats(_with_zeros(latest))
         if latest.status is not None:
             yield from _status(latest.status)
+        for name, text, read in _QUOTA:
+            rows = [(tenant(row), read(row)) for row in latest.quotas]
+            yield _rows(f"quota_{name}", text, ("kind", "tenant"), rows)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -159,6 +163,12 @@ _NAMESPACE: tuple[tuple[str, str, Callable[[NamespaceStatus], float]], ...] = (
     ),
     ("chunk_tokens", "Tokens of a chunk of a namespace", lambda row: row.chunk_tokens),
     ("idle_seconds", "Since a namespace was last used", lambda row: row.idle_s),
+)
+
+_QUOTA: tuple[tuple[str, str, Callable[[QuotaRow], float]], ...] = (
+    ("held_bytes", "Bytes of L1 that a tenant with a quota holds", lambda row: row.held_bytes),
+    ("floor_bytes", "Bytes that others leave to a tenant", lambda row: row.floor_bytes),
+    ("limit_bytes", "Most that a tenant may hold; 0 for no limit", lambda row: row.limit_bytes),
 )
 
 

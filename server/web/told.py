@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from protocol.messages import StatusReply
+from protocol.quotas import QuotaRow, TenantKind
 from server.web import health, latency
 from server.web.history import FIGURES, TIER_FIGURES, History, Point
 from server.web.watch import EVERY_S, Answer, View
@@ -20,10 +21,17 @@ SHORT_BYTES = 6
 
 Plain = dict[str, Any]
 
+_KINDS = {TenantKind.NAMESPACE: "namespace", TenantKind.SALT: "salt"}
+
 
 def short(fingerprint: bytes) -> str:
     """A fingerprint for people and for labels: its first twelve hex digits."""
     return fingerprint[:SHORT_BYTES].hex()
+
+
+def tenant(row: QuotaRow) -> tuple[str, str]:
+    """Whose quota a row is: the kind, and the fingerprint or the salt's digest, shortened."""
+    return _KINDS[row.kind], short(row.tenant)
 
 
 def told(view: View, history: History, now_s: float, since_s: float) -> Plain:
@@ -48,6 +56,7 @@ def told(view: View, history: History, now_s: float, since_s: float) -> Plain:
         ],
         "stats": dict(sorted(good.values.items())) if good is not None else {},
         "status": _status(good, history) if good is not None and good.status is not None else None,
+        "quotas": [_quota(row) for row in good.quotas] if good is not None else [],
         "history": {
             "every_s": EVERY_S,
             "figures": FIGURES,
@@ -82,6 +91,12 @@ def _status(answer: Answer, history: History) -> Plain:
         "copiers": [_fields(copier) for copier in status.copiers],
         "latency": _latency(answer, status, history),
     }
+
+
+def _quota(row: QuotaRow) -> Plain:
+    kind, name = tenant(row)
+    sizes = {"held_bytes": row.held_bytes, "floor_bytes": row.floor_bytes}
+    return {"kind": kind, "tenant": name, **sizes, "limit_bytes": row.limit_bytes}
 
 
 def _fields(row: msgspec.Struct) -> Plain:

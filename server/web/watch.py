@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from protocol.errors import ErrorCode, ReplyError
-from protocol.messages import StatusReply
+from protocol.messages import Body, Quotas, QuotasReply, Request, StatusReply
+from protocol.quotas import QuotaRow
 from server import asking
 from server.web.stalls import Stalls
 
 _log = logging.getLogger("kvkeep.web")
+B = TypeVar("B", bound=Body)
 
 EVERY_S = 5.0
 """Between two points of the history."""
@@ -49,6 +51,10 @@ class Asks(Protocol):
         """Who is here."""
         ...
 
+    def expect(self, body: Request, kind: type[B], limit_s: float) -> B:
+        """Any other question."""
+        ...
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -62,6 +68,7 @@ class Answer:
         status: who is here; None without an answer, or from a server that does not know STATUS.
         why: why there is no answer; empty when there is.
         stalled_s: by kind of work, for how long it has been under way and none has ended.
+        quotas: of tenants that have one.
     """
 
     at_s: float
@@ -71,6 +78,7 @@ class Answer:
     status: StatusReply | None
     why: str = ""
     stalled_s: Mapping[str, float] = field(default_factory=dict)
+    quotas: tuple[QuotaRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class Watch:
         self._is_stopping = False
         self._connection: ExitStack | None = None
         self._asks: Asks | None = None
-        self._knows_status = True
+        self._unknown: set[str] = set()
         self._stalls = Stalls()
         self._thread = threading.Thread(target=self._run, name="kvkeep-web-watch", daemon=True)
 
@@ -188,24 +196,29 @@ class Watch:
         begun_s = time.monotonic()
         values: dict[str, int] = {}
         status: StatusReply | None = None
+        quotas: tuple[QuotaRow, ...] = ()
         why = ""
         try:
             asks = self._open()
             end_s = begun_s + LIMIT_S
             # One after the other: the server need not hold two answers for one who reads slowly.
-            status = self._status(asks, end_s)
+            status = self._if_known("status", lambda: asks.status(_left_s(end_s)))
+            told = self._if_known(
+                "quotas", lambda: asks.expect(Quotas(), QuotasReply, _left_s(end_s))
+            )
+            quotas = () if told is None else told.quotas
             values = asks.stats(_left_s(end_s))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next question may be answered
             why = asking.reason(error, self._side_path) or type(error).__name__
-            values, status = {}, None
+            values, status, quotas = {}, None, ()
             self._close()
         now_s = time.monotonic()
         stalled_s = self._stalls.note(values, now_s)
-        return Answer(now_s, time.time(), now_s - begun_s, values, status, why, stalled_s)
+        return Answer(now_s, time.time(), now_s - begun_s, values, status, why, stalled_s, quotas)
 
     def _open(self) -> Asks:
         if self._asks is None:
-            self._knows_status = True
+            self._unknown.clear()
             with ExitStack() as stack:
                 self._asks = stack.enter_context(self._opens())
                 self._connection = stack.pop_all()
@@ -223,15 +236,16 @@ class Watch:
             except Exception as error:  # noqa: BLE001 - it is gone either way
                 _log.debug("closing the connection: %r", error)
 
-    def _status(self, asks: Asks, end_s: float) -> StatusReply | None:
-        if not self._knows_status:
+    def _if_known(self, what: str, ask: Callable[[], B]) -> B | None:
+        """The answer; None from a server of before, which is not asked that again."""
+        if what in self._unknown:
             return None
         try:
-            return asks.status(_left_s(end_s))
+            return ask()
         except ReplyError as error:
             if error.code is not ErrorCode.UNKNOWN_OPERATION:
                 raise
-            self._knows_status = False  # a server of before; asked again after its successor came
+            self._unknown.add(what)
             return None
 
 

@@ -257,6 +257,15 @@
       whole(space.chunk_tokens), whole(space.pinned_chunks), whole(space.sessions)])));
   }
 
+  function showQuotas() {
+    byId("card-quotas").hidden = !told.quotas.length;
+    if (!told.quotas.length) return;
+    const columns = [{ title: "Tenant" }, { title: "Name", kind: "mono" }, { title: "Held in L1", kind: "num" },
+      { title: "Left by others", kind: "num" }, { title: "At most", kind: "num" }];
+    byId("quotas").replaceChildren(table(counted(told.quotas.length, "quota", "quotas"), columns, told.quotas.map((row) => [
+      row.kind, row.tenant, bytes(row.held_bytes), bytes(row.floor_bytes), row.limit_bytes ? bytes(row.limit_bytes) : "no limit"])));
+  }
+
   function showLatency() {
     const latency = told.status && told.status.latency;
     const ops = latency ? Object.entries(latency.ops).sort((one, other) => (other[1].p99_us || 0) - (one[1].p99_us || 0)) : [];
@@ -291,7 +300,7 @@
   function show() {
     showState();
     if (!told) return;
-    showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showLatency(); showChecks(); showStats();
+    showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showQuotas(); showLatency(); showChecks(); showStats();
   }
 
   // --- asking ---------------------------------------------------------------------------------

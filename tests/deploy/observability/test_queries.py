@@ -31,6 +31,7 @@ NOT_HERE = {
     'kvkeep_copier_device_bytes{job="kvkeep",instance=~".*"}',
 }
 EVERY_S = 1
+QUOTA = ("--quota", f"salt/{'5a' * 16}=1M:2M")
 
 
 def free_port() -> int:
@@ -109,7 +110,15 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Asked, P
         tempfile.TemporaryDirectory(prefix="kvk-") as short,
         tempfile.TemporaryDirectory(prefix="kvk-", dir="/dev/shm") as shared,
     ):
-        sizes = ("--l1-size", "8M", "--extent-size", "1M", "--l2", f"disk:{short}/l2?size=64M")
+        sizes = (
+            "--l1-size",
+            "8M",
+            "--extent-size",
+            "1M",
+            "--l2",
+            f"disk:{short}/l2?size=64M",
+            *QUOTA,
+        )
         with (
             ServerProcess(Path(short), Path(shared) / "a", *sizes) as server,
             serving(server.side_path) as (pages, _),

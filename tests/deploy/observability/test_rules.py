@@ -8,9 +8,10 @@ from pathlib import Path
 from protocol.figures import FIGURES, Kind
 from protocol.messages import Op
 from server.web.exposition import exposed
+from server.web.watch import View
 from tests.deploy.observability.expressions import panels, queries, rules, series
 from tests.deploy.observability.promtool import RULES, promtool
-from tests.server.web.answers import latency, status, view
+from tests.server.web.answers import QUOTA, answer, latency, status
 from tests.wire.process import ROOT
 
 UNIT_TESTS = Path(__file__).with_name("rules.test.yml")
@@ -51,7 +52,8 @@ def test_every_series_that_is_named_is_one_that_is_told() -> None:
     values |= {f"tier_disk_{name}_bytes": 1 for name in ("used", "capacity")}
     values |= {name: 1 for name, figure in FIGURES.items() if figure.kind is Kind.GAUGE}
     told = status(latency={op.name: latency(b0=1) for op in Op})
-    content = exposed(view(values, told), "")[1].decode()
+    latest = answer(values, told, quotas=(QUOTA,))
+    content = exposed(View(latest, latest), "")[1].decode()
     names = {line.partition(" ")[0].partition("{")[0] for line in content.splitlines()}
     for where, expression in {**rules(), **queries()}.items():
         for one in series(expression):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from protocol.messages import StatusReply
+from protocol.quotas import QuotaRow, TenantKind
 from protocol.status import (
     LATENCY_BOUNDS_US,
     NUM_BUCKETS,
@@ -59,6 +60,9 @@ TIER = TierStatus(
     jobs=1,
     waiting_puts=2,
 )
+QUOTA = QuotaRow(
+    kind=TenantKind.SALT, tenant=b"t" * 16, floor_bytes=100, limit_bytes=0, held_bytes=60
+)
 COPIER = CopierStatus(name="host", state="up", restarts=0, jobs=0, stuck=0)
 
 
@@ -96,9 +100,10 @@ def answer(
     at_s: float = 1000.0,
     why: str = "",
     stalled_s: Mapping[str, float] | None = None,
+    quotas: tuple[QuotaRow, ...] = (),
 ) -> Answer:
     """What came of one question."""
-    return Answer(at_s, at_s + 1e9, 0.002, values or {}, told, why, stalled_s or {})
+    return Answer(at_s, at_s + 1e9, 0.002, values or {}, told, why, stalled_s or {}, quotas)
 
 
 def view(values: dict[str, int] | None = None, told: StatusReply | None = None) -> View:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from protocol.namespace import fingerprint
 from server import asking
 from server.web.watch import FRESH_S
 from tests.server.web.pageserver import Pages, serving
@@ -35,7 +36,9 @@ GAUGES = ("chunks", "leases", "sessions", "namespaces", "slots_held", "arena_byt
 
 @pytest.fixture
 def server(short_dir: Path, shm_dir: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(short_dir, shm_dir / "a", "--l1-size", "8M", "--extent-size", "1M") as made:
+    tenant = fingerprint(make_namespace(model="some/model-0")).hex()
+    sizes = ("--l1-size", "8M", "--extent-size", "1M", "--quota", f"namespace/{tenant}=2M:6M")
+    with ServerProcess(short_dir, shm_dir / "a", *sizes) as made:
         yield made
 
 
@@ -85,6 +88,10 @@ def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[st
         )
         assert metrics[f"kvkeep_engine_requested_chunks_total{labels}"] == script.counted.asked
         assert metrics[f"kvkeep_engine_hit_chunks_total{labels}"] == script.counted.hit
+    own = {row["name"]: row for row in status["namespaces"]}["some/model-0"]
+    labels = f'{{kind="namespace",tenant="{own["fingerprint"]}"}}'
+    assert metrics[f"kvkeep_quota_held_bytes{labels}"] == own["bytes"] > 0
+    assert metrics[f"kvkeep_quota_limit_bytes{labels}"] == 6 << 20
     held = {row["name"]: row["chunks"] for row in status["namespaces"]}
     assert sum(held.values()) == metrics["kvkeep_chunks"]
     assert held.keys() == {"some/model-0", "some/model-1"}

@@ -18,6 +18,7 @@ from tests.server.web.traffic import Script, scripted
 from tests.wire.client import make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
+QUOTA = ("--quota", f"salt/{'5a' * 16}=1M:2M")
 LOOKS = [(360, 740, False), (360, 740, True), (1280, 900, False), (1280, 900, True)]
 
 
@@ -35,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 @pytest.fixture(scope="module")
 def server(folders: tuple[Path, Path]) -> Iterator[ServerProcess]:
     short, shared = folders
-    sizes = ("--l1-size", "8M", "--extent-size", "1M", "--l2", f"disk:{short}/l2?size=64M")
+    sizes = ("--l1-size", "8M", "--extent-size", "1M", "--l2", f"disk:{short}/l2?size=64M", *QUOTA)
     with ServerProcess(short, shared / "a", *sizes) as made:
         yield made
 
@@ -124,6 +125,8 @@ def test_it_shows_what_is_there(page: Browser, server: ServerProcess) -> None:
     assert "serving" in text("engines")
     assert "<b>some</b>/model" in text("namespaces")
     assert page.run("return document.querySelectorAll('main b').length") == 2, "tiers' names alone"
+    assert "salt" in text("quotas")
+    assert "2.0 MiB" in text("quotas")
     assert "LOOKUP" in text("latency")
     assert "loop" in text("checks")
     assert "%" in text("tiles")

@@ -14,7 +14,7 @@ from protocol.status import ENGINE_STATES
 from server.core.tiers.misses import Miss
 from server.web.exposition import MAX_ROWS, MISS_REASONS, exposed
 from server.web.watch import View
-from tests.server.web.answers import ENGINE, NAMESPACE, answer, latency, silent, status, view
+from tests.server.web.answers import ENGINE, NAMESPACE, QUOTA, answer, latency, silent, status, view
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -152,3 +152,12 @@ def test_copiers() -> None:
     found = samples(view({}, status()))
     assert found["kvkeep_copier_up", by([("copier", "host")])] == 1
     assert found["kvkeep_copier_restarts_total", by([("copier", "host")])] == 0
+
+
+def test_quotas_of_tenants_whom_no_label_names_in_full() -> None:
+    latest = answer(told=status(), quotas=(QUOTA,))
+    found = samples(View(latest, latest))
+    which = by([("kind", "salt"), ("tenant", "74" * 6)])
+    assert found["kvkeep_quota_held_bytes", which] == 60
+    assert found["kvkeep_quota_floor_bytes", which] == 100
+    assert found["kvkeep_quota_limit_bytes", which] == 0

@@ -9,7 +9,7 @@ import msgspec
 from server.web.history import History
 from server.web.told import short, told
 from server.web.watch import View
-from tests.server.web.answers import ENGINE, SERVER, answer, latency, silent, status, view
+from tests.server.web.answers import ENGINE, QUOTA, SERVER, answer, latency, silent, status, view
 
 
 def test_counters_are_told_as_they_are_and_rows_field_by_field() -> None:
@@ -72,3 +72,10 @@ def test_no_key_of_a_row_names_a_salt_or_a_token() -> None:
     assert '"token"' not in text
     assert b"n".hex() * 16 not in text, "fingerprints are short"
     assert msgspec.json.encode(SERVER.endpoint).decode() in text
+
+
+def test_quotas_are_told_by_a_short_digest() -> None:
+    latest = answer(quotas=(QUOTA,))
+    (row,) = told(View(latest, latest), History(), 2e9, 0)["quotas"]
+    sizes = {"held_bytes": 60, "floor_bytes": 100, "limit_bytes": 0}
+    assert row == {"kind": "salt", "tenant": "74" * 6, **sizes}

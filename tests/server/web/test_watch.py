@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from protocol.errors import ErrorCode, ReplyError
-from protocol.messages import StatusReply
+from protocol.messages import Quotas, QuotasReply, Request, StatusReply
 from server.web import watch
-from server.web.watch import Answer, Watch
-from tests.server.web.answers import status
+from server.web.watch import Answer, B, Watch
+from tests.server.web.answers import QUOTA, status
 
 FRESH_S, EVERY_S = 0.1, 0.5
 STALE_S = 0.13
@@ -30,6 +30,7 @@ class Fake:
         self.closed = 0
         self.fails: Exception | None = None
         self.status_fails: Exception | None = None
+        self.quotas_fail: Exception | None = None
         self.delay_s = 0.0
 
     @contextmanager
@@ -51,6 +52,14 @@ class Fake:
         if self.status_fails is not None:
             raise self.status_fails
         return status()
+
+    def expect(self, body: Request, kind: type[B], limit_s: float) -> B:
+        assert isinstance(body, Quotas)
+        if self.quotas_fail is not None:
+            raise self.quotas_fail
+        told = QuotasReply(arena_bytes=1, quotas=(QUOTA,))
+        assert isinstance(told, kind)
+        return told
 
 
 @pytest.fixture
@@ -165,14 +174,19 @@ def test_the_history_gets_a_point_in_each_stretch_of_time(
 
 
 def test_a_server_of_before_answers_without_status(watching: Watch, fake: Fake) -> None:
+    before = watching.view().latest
+    assert before is not None
+    assert before.quotas == (QUOTA,)
     fake.status_fails = ReplyError(ErrorCode.UNKNOWN_OPERATION, "39 is no operation")
+    fake.quotas_fail = ReplyError(ErrorCode.UNKNOWN_OPERATION, "40 is no operation")
     time.sleep(STALE_S)
     view = watching.view()
     assert view.why == ""
     assert view.latest is not None
     assert view.latest.status is None
+    assert view.latest.quotas == ()
     assert view.latest.values
-    fake.status_fails = None
+    fake.status_fails = fake.quotas_fail = None
     time.sleep(STALE_S)
     again = watching.view().latest
     assert again is not None
