@@ -61,7 +61,7 @@ MAX_STORES_PER_SESSION: Final = 256
 """STOREs of one session that are copying or await COMMIT; one more is answered BUSY."""
 
 MAX_WAIT_MS: Final = 60_000
-"""Longest wait a client may ask of QUERY_PREFETCH_STATUS."""
+"""Longest wait a client may ask of QUERY_PREFETCH_STATUS and of EVENTS."""
 
 MAX_STATUS_ROWS: Final = 256
 """Most rows in one list of a STATUS reply; how many more there are is told beside it."""

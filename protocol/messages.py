@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol import limits
+from protocol.events import MAX_EVENTS, KvEvent, SnapshotKeys
 from protocol.ids import ID_BYTES
 from protocol.layout import Bytes16, Memory, ShardPool
 from protocol.namespace import Namespace, Text
@@ -75,6 +76,8 @@ class Op(IntEnum):
     WARM_CANCEL = 38
     STATUS = 39
     QUOTAS = 40
+    EVENTS = 41
+    SNAPSHOT = 42
 
 
 class StopReason(IntEnum):
@@ -639,6 +642,66 @@ class QuotasReply(Body, frozen=True, kw_only=True):
     quotas: Annotated[tuple[QuotaRow, ...], Meta(max_length=MAX_QUOTAS)]
 
 
+class Events(Request, frozen=True, kw_only=True):
+    """Asks which chunks L1 came to hold, and which it holds no more, after a place in the stream.
+
+    Attributes:
+        cursor: number of the first event wanted; 0 to begin.
+        max_events: most events wanted at once.
+        wait_ms: longest wait for the first one.
+    """
+
+    op: ClassVar[Op] = Op.EVENTS
+    cursor: Total
+    max_events: Annotated[int, Meta(ge=1, le=MAX_EVENTS)] = MAX_EVENTS
+    wait_ms: Annotated[int, Meta(ge=0, le=limits.MAX_WAIT_MS)] = 0
+
+
+class EventsReply(Body, frozen=True, kw_only=True):
+    """A part of the stream.
+
+    Attributes:
+        cursor: what to ask for next.
+        lost: events before it are gone; what is held is known from a snapshot only.
+        events: in their order, ending right before ``cursor``.
+    """
+
+    cursor: Total
+    lost: bool = False
+    events: Annotated[tuple[KvEvent, ...], Meta(max_length=MAX_EVENTS)] = ()
+
+
+class Snapshot(Request, frozen=True, kw_only=True):
+    """Asks for one page of what L1 holds.
+
+    Attributes:
+        fingerprint: of the namespace where the page begins; empty for the first page.
+        position: where in it.
+    """
+
+    op: ClassVar[Op] = Op.SNAPSHOT
+    fingerprint: OptionalId = b""
+    position: Count = 0
+
+
+class SnapshotReply(Body, frozen=True, kw_only=True):
+    """One page of what L1 holds, all of one namespace.
+
+    Attributes:
+        fingerprint: of the namespace; empty when there is none.
+        keys: 16 bytes per chunk, in any order.
+        parents: key of the chunk before each; zeros at a chain's start.
+        next_fingerprint: for the next page; empty when this was the last.
+        next_position: for the next page.
+    """
+
+    fingerprint: OptionalId
+    keys: SnapshotKeys
+    parents: SnapshotKeys
+    next_fingerprint: OptionalId = b""
+    next_position: Count = 0
+
+
 class ErrorBody(Body, frozen=True, kw_only=True):
     """Body of a reply whose code is not 0.
 
@@ -682,6 +745,8 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (WarmCancel, WarmStatusReply),
     (Status, StatusReply),
     (Quotas, QuotasReply),
+    (Events, EventsReply),
+    (Snapshot, SnapshotReply),
 )
 
 REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}

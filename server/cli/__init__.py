@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "config": "server.cli.config",
     "delete": "server.cli.delete",
     "doctor": "server.cli.doctor",
+    "events": "server.cli.events",
     "inspect": "server.cli.inspect",
     "launch": "server.cli.launch",
     "pin": "server.cli.pin",

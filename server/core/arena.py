@@ -13,7 +13,9 @@ import numpy as np
 from protocol.ids import ExtentId
 from server.core.accounts import COMMON, Accounts
 from server.core.clock import Clock
+from server.core.complete import complete_of, is_complete
 from server.core.effects import VoidRecords
+from server.core.events import EventLog
 from server.core.eviction import PARKED
 from server.core.extents import Extent, Phase
 from server.core.index import ABSENT, ROOT
@@ -40,6 +42,7 @@ class Arena:
         extents: by id.
         slots: state of every slot.
         accounts: told what is dropped, and by others what is published.
+        events: where it is noted that complete chunks went; None while nobody asks for that.
         evicted: called with an owner, and with the nodes and the slots of chunks that made room
             for others, before anything else comes to their place.
     """
@@ -50,6 +53,7 @@ class Arena:
         self._outbox = outbox
         self.slots = slots
         self.extents: dict[ExtentId, Extent] = {}
+        self.events: EventLog | None = None
         self._forgotten: list[int] = []
         self._gone: list[int] = []
         self.evicted: Callable[[Owner, list[int], list[int]], None] = lambda owner, nodes, slots: (
@@ -158,6 +162,8 @@ class Arena:
             count = int(busy.any(axis=1).argmax())
             line, cells, named = line[:count], cells[:count], named[:count]
         self.accounts.dropped_line(owner, nodes[: len(line)], named)
+        if self.events is not None:
+            self._note_gone(self.events, owner, nodes[: len(line)])
         freed = cells[named].astype(np.int64)
         table.state[freed] = FREE
         table.node[freed] = NO_NODE
@@ -171,6 +177,10 @@ class Arena:
         if parent != ROOT:
             self.prune(owner, parent)
         return len(line)
+
+    def _note_gone(self, events: EventLog, owner: Owner, nodes: Slots) -> None:
+        for key in owner.index.keys_of(nodes[complete_of(owner.index, nodes)]).tolist():
+            events.removed(owner.fingerprint, key)
 
     def evictable(self, owner: Owner, node: int) -> bool:
         """Whether a node is a leaf that nothing holds, and whose slots may be used again."""
@@ -196,6 +206,8 @@ class Arena:
             node: no child, no reserved cell.
         """
         index = owner.index
+        if self.events is not None and is_complete(index, node):
+            self.events.removed(owner.fingerprint, index.key(node))
         for shard in range(index.num_shards):
             slot = index.cell(node, shard)
             if slot != ABSENT:

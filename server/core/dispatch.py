@@ -38,6 +38,7 @@ CAPABILITIES = (
     "clear",
     "cuda-ipc",
     "delete",
+    "events",
     "inspect",
     "pin",
     "quotas",
@@ -358,6 +359,7 @@ class Core:
         self._state.draining = True
         self._state.prefetches.drain()
         self._state.warming.drain()
+        self._state.following.drain()
 
     def drained(self) -> bool:
         """Whether no reply is owed, no copy is in flight, and tiers have what waits for them."""

@@ -9,6 +9,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.messages import Body, Done, Op, Ping, Request
 from server.core.desk import Desk, Table
 from server.core.handle_engines import EngineHandlers
+from server.core.handle_events import EventHandlers
 from server.core.handle_loads import LoadHandlers
 from server.core.handle_operators import OperatorHandlers
 from server.core.handle_saves import SaveHandlers
@@ -39,6 +40,7 @@ class Handlers:
             **LoadHandlers(desk).table,
             **SaveHandlers(desk).table,
             **OperatorHandlers(desk).table,
+            **EventHandlers(desk).table,
         }
 
     def handle(self, process: Process, body: Request, ticket: Ticket) -> Body | None:

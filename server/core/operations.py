@@ -21,6 +21,7 @@ from server.core.clock import Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.departures import Departures
 from server.core.effects import VoidRecords
+from server.core.events import EventLog
 from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
 from server.core.lookups import Match
@@ -74,6 +75,10 @@ class Operations:
         lanes: long work.
         forgetting: has lower tiers forget the same.
         fault: notes an error of our own.
+
+    Attributes:
+        pins: by namespace and last key.
+        events: where it is noted that a namespace was cleared; None while nobody asks for that.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Operations:
         self._departures = departures
         self._lanes = lanes
         self._forgetting = forgetting
+        self.events: EventLog | None = None
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
 
     def owner(self, name: bytes) -> Owner:
@@ -153,6 +159,8 @@ class Operations:
         owner.cleared_generation = self._publisher.next_generation - 1
         self._roster.renew_index(owner)
         self._arena.accounts.cleared(owner)
+        if self.events is not None:
+            self.events.cleared(owner.fingerprint)
         self._forgetting.clear(owner)
         self._lanes.start(LANE, old.bury(), self._fault)
         return num_chunks

@@ -17,7 +17,9 @@ from protocol.messages import StopReason
 from server.core import records
 from server.core.arena import Arena
 from server.core.clock import Clock
+from server.core.complete import became_complete
 from server.core.effects import WriteRecords
+from server.core.events import EventLog
 from server.core.index import ROOT
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
@@ -37,6 +39,7 @@ class Publisher:
 
     Attributes:
         next_generation: of the next published slot; one counter for the whole arena.
+        events: where it is noted that chunks became complete; None while nobody asks for that.
         published: called with an owner, int64[n] nodes and a shard that were just published; None
             without lower tiers.
     """
@@ -50,6 +53,7 @@ class Publisher:
         self._slots = arena.slots
         self._reservations = reservations
         self.next_generation = 1
+        self.events: EventLog | None = None
         self.published: Callable[[Owner, NDArray[np.int64], int], None] | None = None
 
     def obstacle(self, plan: Filling, done: int) -> StopReason:
@@ -87,6 +91,9 @@ class Publisher:
         for node in incomplete:
             owner.leaves.watch(node, writer, now_us)
         chunk = plan.held + done
+        if self.events is not None:
+            runs = became_complete(plan.index, nodes, shard, len(incomplete))
+            self._note_complete(self.events, plan, chunk, runs)
         rows = records.build(
             keys=plan.keys[chunk * ID_BYTES : (chunk + len(part)) * ID_BYTES],
             parent=plan.key(chunk - 1) if chunk else plan.parent_key,
@@ -111,3 +118,13 @@ class Publisher:
             self._outbox.add(WriteRecords(extent_id, slots.local[mine], which))
         if self.published is not None:
             self.published(owner, nodes, shard)
+
+    def _note_complete(
+        self, events: EventLog, plan: Filling, chunk: int, runs: list[tuple[int, int]]
+    ) -> None:
+        """Notes runs of chunks that became complete, by their places after a chunk of the plan."""
+        for first, end in runs:
+            at = chunk + first
+            parent = plan.key(at - 1) if at else plan.parent_key
+            keys = plan.keys[at * ID_BYTES : (chunk + end) * ID_BYTES]
+            events.stored(plan.owner.fingerprint, keys, parent)

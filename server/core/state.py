@@ -20,6 +20,7 @@ from server.core.config import CoreConfig
 from server.core.copiers import Copiers
 from server.core.departures import Departures
 from server.core.extents import Phase
+from server.core.following import Following
 from server.core.growth import Growth
 from server.core.leases import Leases
 from server.core.lookups import Lookups
@@ -203,6 +204,16 @@ class State:
             self.forgetting,
             self.fault,
         )
+        self.following = Following(
+            self.timers,
+            self.outbox,
+            self.lanes,
+            self.arena,
+            self.publisher,
+            self.operations,
+            self.roster,
+            self.fault,
+        )
         self.retirement = Retirement(config, self.timers, self.outbox, self.roster, self.operations)
         self.allotment = Allotment(
             self.quotas,
@@ -288,12 +299,13 @@ class State:
         values.update(self.forgetting.figures())
         values.update(self.demotion.figures())
         values.update(self.prefetches.figures())
+        values.update(self.following.figures())
         for figures in self.more_figures:
             values.update(figures())
         return values
 
     def accounted_bytes(self) -> int:
         """Memory that what is held, and who is here, may take at most. Any thread may ask."""
-        own = self.slots.state.size * BYTES_PER_SLOT
+        own = self.slots.state.size * BYTES_PER_SLOT + self.following.accounted_bytes
         below = self.prefetches.key_bytes + BYTES_FOR_TIERS if self.tiers.tiers else 0
         return own + below + len(self.peers.processes) * BYTES_PER_PROCESS

@@ -16,6 +16,7 @@ from msgspec import inspect
 
 from protocol import codec, messages, side
 from protocol.errors import RequestError
+from protocol.events import KvEvent
 from protocol.layout import CudaIpcMemory, MemfdMemory, Region, RingMemory, ShardPool
 from protocol.namespace import LayerGroup, Namespace
 from protocol.status import (
@@ -51,6 +52,7 @@ PARTS: tuple[type[Any], ...] = (
     TierStatus,
     CopierStatus,
     OpLatency,
+    KvEvent,
 )
 REQUESTS: tuple[type[Any], ...] = tuple(messages.REQUEST_TYPES.values())
 REPLIES: tuple[type[Any], ...] = tuple(dict.fromkeys(messages.REPLY_TYPES.values()))

@@ -39,6 +39,8 @@ OPERATIONS = {
     "WARM_CANCEL": 38,
     "STATUS": 39,
     "QUOTAS": 40,
+    "EVENTS": 41,
+    "SNAPSHOT": 42,
 }
 STOPS = {
     "NONE": 0,
