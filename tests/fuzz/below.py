@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.ids import Fingerprint
 from server.core import effects as fx
+from server.core.slots import RESERVED
 from server.core.tiers.parts import Status
 from tests.fuzz.finding import require
 from tests.fuzz.stores import Brought, Name, Store
@@ -273,11 +274,21 @@ class Below:
         every = [*self.jobs.values(), *(job for jobs in self.stuck.values() for job in jobs)]
         return {slot for job in every for slot in self._slots.get(job.job, ())}
 
-    def given(self) -> set[tuple[int, int]]:
-        """Of these, what is being written to tiers."""
+    def check_memory(self) -> None:
+        """Nobody else is given what porters read into, and what they write is kept for them."""
+        state = self._truth.core._state
+        bases = {int(number): one.base for number, one in state.arena.extents.items()}
         every = [*self.jobs.values(), *(job for jobs in self.stuck.values() for job in jobs)]
-        puts = (job for job in every if isinstance(job, fx.TierPut))
-        return {slot for job in puts for slot in self._slots[job.job]}
+        for job in every:
+            for extent, slot in self._slots.get(job.job, ()):
+                base = bases.get(extent)
+                number = -1 if base is None else base + slot
+                if isinstance(job, fx.TierGet):
+                    kept = number >= 0 and state.slots.state_of[number] == RESERVED
+                else:
+                    kept = number >= 0 and int(state.slots.pins[number]) > 0
+                what = "read into" if isinstance(job, fx.TierGet) else "given to a tier"
+                require(kept, f"{what} and not kept: extent {extent} slot {slot}")
 
     def _over(self, job: Job) -> None:
         """Nothing of a job touches memory any more, and nothing came of it."""

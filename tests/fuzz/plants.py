@@ -161,9 +161,44 @@ PLANTS: dict[str, Plant] = {
         "if body.count > plan.good:",
         "if False:",
     ),
+    "torn-part": Plant(
+        "what a tier did not bring, or brought spoilt, is published",
+        "server.core.tiers.landing",
+        "_statuses",
+        "np.frombuffer(piece.statuses, np.uint8)",
+        "np.zeros(len(piece.statuses), np.uint8)",
+    ),
+    "not-forgotten": Plant(
+        "a tier is used while it is still to forget",
+        "server.core.tiers.forgetting",
+        "Forgetting.is_barred",
+        "fingerprint in self._owed[tier.number]",
+        "False",
+    ),
+    "stuck-porter": Plant(
+        "slots are given away while a porter that does not die reads into them",
+        "server.core.tiers.tier",
+        "Tier.strand",
+        "if not job.touches_memory:",
+        "if True:",
+    ),
+    "lock-twice": Plant(
+        "a promotion that ends gives back a lock that somebody's lease holds",
+        "server.core.tiers.landing",
+        "unlock",
+        "index.locks[node] -= 1",
+        "index.locks[node] = 0",
+    ),
+    "hit-unlocked": Plant(
+        "a hit is told of and nothing keeps it from being evicted",
+        "server.core.leases",
+        "Leases.open",
+        "index.locks[node] += 1",
+        "index.locks[node] += 0",
+    ),
 }
 
-CI_SAMPLE = ("duplicate-key", "session-owner", "lease-owner", "double-reply")
+CI_SAMPLE = ("duplicate-key", "lease-owner", "double-reply", "torn-part")
 """Those that are found within a second or two."""
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from protocol import codec
 from protocol import messages as m
+from server.core import effects as fx
+from tests.fuzz.clients import Process
 from tests.fuzz.grammar import NAMES, Actor, Step
 from tests.fuzz.stores import Name, Store
 from tests.fuzz.truth import SECOND
@@ -119,15 +121,30 @@ class TierVerbs(Actor):
             self.reply(step._replace(c=step.c // 3))
         elif step.c % 3 == 1:
             self.serve(step)
-            mine = [one for one in self.clients.leases.values() if one.session == session]
-            if mine:
-                read = m.Retrieve(
-                    session=session,
-                    lease=mine[-1].lease,
-                    start=mine[-1].start,
-                    count=len(mine[-1].keys),
-                )
-                self.ask(process, read, step._replace(m=0))
+            self._read(process, session, step)
+        else:
+            self._hang(step)
+
+    def _hang(self, step: Step) -> None:
+        """Reads begin; then their porter is slow, dies or does not."""
+        below = self.truth.below
+        for number, job in list(below.jobs.items()):
+            if isinstance(job, fx.TierProbe):
+                below.answer(number)
+        self.truth.settle(20)
+        tiers = [job.tier for job in below.jobs.values() if isinstance(job, fx.TierGet)]
+        if tiers and step.a % 3:
+            below.end(tiers[0], sticks=step.a % 3 == 1)
+            self.truth.settle(1 + step.b % 9)
+
+    def _read(self, process: Process, session: int, step: Step) -> None:
+        mine = [one for one in self.clients.leases.values() if one.session == session]
+        if mine:
+            last = mine[-1]
+            read = m.Retrieve(
+                session=session, lease=last.lease, start=last.start, count=len(last.keys)
+            )
+            self.ask(process, read, step._replace(m=0))
 
     def wait(self, step: Step) -> None:
         """QUERY_PREFETCH_STATUS, for as long as it likes."""

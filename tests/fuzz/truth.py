@@ -159,9 +159,12 @@ class Truth:
             more = self.core.work(self.now_ns)
             self.effects()
             if not more and not self._eager():
-                return
-        self.effects()
-        require(slices < 100_000, "the core never comes to rest: 100,000 slices")
+                break
+        else:
+            self.effects()
+            require(slices < 100_000, "the core never comes to rest: 100,000 slices")
+        if self.below.stuck:
+            self.below.check_memory()
 
     def effects(self) -> None:
         """Performs what the core asks for, and lets none of its own faults pass."""
@@ -411,10 +414,7 @@ class Truth:
                 require(kept, f"bytes changed under a reader: extent {extent} slot {slot}")
                 pinned = base is not None and int(table.pins[base + slot]) > 0
                 require(pinned, f"read and not pinned: extent {extent} slot {slot}")
-        for extent, slot in self.below.given():
-            base = bases.get(ExtentId(extent))
-            pinned = base is not None and int(table.pins[base + slot]) > 0
-            require(pinned, f"given to a tier and not pinned: extent {extent} slot {slot}")
+        self.below.check_memory()
 
 
 def spans_of(pool: ShardPool, pages: list[int]) -> Spans:
