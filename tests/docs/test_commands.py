@@ -44,7 +44,8 @@ def test_what_is_shown_runs_one_after_the_other(
     monkeypatch.chdir(tmp_path)
     commands = list(shown(PART))
     assert {words[0] for words in commands} == {
-        *("status", "top", "inspect", "pin", "unpin", "delete", "clear", "retire", "config")
+        *("status", "top", "inspect", "pin", "unpin", "delete", "clear", "retire", "quota"),
+        "config",
     }
     with (
         ServerProcess(short_dir, shm_dir / "a") as server,

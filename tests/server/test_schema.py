@@ -13,7 +13,7 @@ def test_names_follow_from_keys_and_are_unique() -> None:
     assert SETTINGS["l1-size"].variable == "KVKEEP_L1_SIZE"
     assert len({setting.variable for setting in SETTINGS.values()}) == len(SETTINGS)
     assert [key for key, setting in SETTINGS.items() if not setting.is_in_file] == ["config"]
-    assert [key for key, setting in SETTINGS.items() if setting.is_repeated] == ["l2"]
+    assert [key for key, setting in SETTINGS.items() if setting.is_repeated] == ["l2", "quota"]
 
 
 def test_every_setting_says_unit_range_default_and_purpose() -> None:

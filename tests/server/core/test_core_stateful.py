@@ -18,17 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from protocol import messages as m
 from protocol.layout import unpack_slots
-from protocol.quotas import QuotaChange, TenantKind
 from server.core import effects as fx
 from server.core.copiers import IDLE_NS
-from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
+from tests.server.core.spaces import CHAINS, LENGTH, SPACES, TENANTS, keys_of, quota_of
 from tests.server.core.world import PAGE, SECOND, Engine, World, chain, config
 
 chains = st.sampled_from(CHAINS)
 numbers = st.integers(0, 1 << 16)
-sizes = st.integers(0, 24)
 DEVICES = (b"A" * 16, b"B" * 16)
-TENANTS = (b"", b"s" * 16, b"t" * 16)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -303,7 +300,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     # --- operators ------------------------------------------------------------------------
 
-    @rule(number=numbers, what=st.integers(0, 11), name=chains, at=st.integers(1, LENGTH))
+    @rule(number=numbers, what=st.integers(0, 20), name=chains, at=st.integers(1, LENGTH))
     def operate(self, number: int, what: int, name: str, at: int) -> None:
         engine = self.pick(number)
         owners = self.world.core._state.roster.owners
@@ -322,23 +319,11 @@ class CoreMachine(RuleBasedStateMachine):
             self.wait(engine, m.Pin(fingerprint=fingerprint, keys=blob, ttl_s=5))
         elif what <= 8:
             self.wait(engine, m.Unpin(fingerprint=fingerprint, keys=blob))
+        elif what >= 12:
+            change = quota_of(list(owners), number, at - 1, what - 12)
+            self.wait(engine, m.Quotas(change=change))
         else:
             self.wait(engine, m.Inspect(fingerprint=fingerprint, keys=blob))
-
-    @rule(number=numbers, salt=st.sampled_from((None, *TENANTS[1:])), sizes=st.tuples(sizes, sizes))
-    def allot(self, number: int, salt: bytes | None, sizes: tuple[int, int]) -> None:
-        """A namespace or a salt gets a floor and maybe a limit, or loses both."""
-        engine, owners = self.pick(number), list(self.world.core._state.roster.owners)
-        if engine is None or not owners:
-            return
-        floor, limit = (PAGE * size for size in sizes)
-        change = QuotaChange(
-            kind=TenantKind.NAMESPACE if salt is None else TenantKind.SALT,
-            tenant=owners[number % len(owners)] if salt is None else salt,
-            floor_bytes=floor,
-            limit_bytes=floor + limit if limit else 0,
-        )
-        self.wait(engine, m.Quotas(change=change))
 
     # --- the shell ------------------------------------------------------------------------
 
