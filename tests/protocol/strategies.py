@@ -19,6 +19,7 @@ from protocol.errors import RequestError
 from protocol.events import KvEvent
 from protocol.layout import CudaIpcMemory, MemfdMemory, Region, RingMemory, ShardPool
 from protocol.namespace import LayerGroup, Namespace
+from protocol.quotas import QuotaChange, QuotaRow
 from protocol.status import (
     CopierStatus,
     EngineStatus,
@@ -53,6 +54,8 @@ PARTS: tuple[type[Any], ...] = (
     CopierStatus,
     OpLatency,
     KvEvent,
+    QuotaChange,
+    QuotaRow,
 )
 REQUESTS: tuple[type[Any], ...] = tuple(messages.REQUEST_TYPES.values())
 REPLIES: tuple[type[Any], ...] = tuple(dict.fromkeys(messages.REPLY_TYPES.values()))

@@ -320,8 +320,7 @@ class CoreMachine(RuleBasedStateMachine):
         elif what <= 8:
             self.wait(engine, m.Unpin(fingerprint=fingerprint, keys=blob))
         elif what >= 12:
-            change = quota_of(list(owners), number, at - 1, what - 12)
-            self.wait(engine, m.Quotas(change=change))
+            self.wait(engine, m.Quotas(change=quota_of(list(owners), number, at - 1, what - 12)))
         else:
             self.wait(engine, m.Inspect(fingerprint=fingerprint, keys=blob))
 
