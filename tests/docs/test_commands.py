@@ -45,7 +45,7 @@ def test_what_is_shown_runs_one_after_the_other(
     commands = list(shown(PART))
     assert {words[0] for words in commands} == {
         *("status", "top", "inspect", "pin", "unpin", "delete", "clear", "retire", "quota"),
-        "config",
+        *("config", "events"),
     }
     with (
         ServerProcess(short_dir, shm_dir / "a") as server,
