@@ -140,6 +140,7 @@ class Writer:
         self._queue: deque[Entry] = deque()
         self._is_running = False
         self._is_asking = False
+        self._barred = 0
         self._pause_ns = FIRST_PAUSE_NS
         self._resume_ns = 0
         self.num_waiting = 0
@@ -192,6 +193,7 @@ class Writer:
 
     def pump(self) -> None:
         """Goes on writing, if something waits and the tier has room."""
+        self._barred = 0  # whoever is at it looks at all that waits once more
         if not self._is_running and self._queue and self.is_free:
             self._is_running = True
             self._lanes.start(("demotion", self.tier.number), self._run(), self._failed)
@@ -215,16 +217,15 @@ class Writer:
 
     def _run(self) -> Steps:
         yield MORE  # whoever offers something has had its slice
-        barred = 0
-        while self._queue and self.is_free and barred <= len(self._queue):
+        while self._queue and self.is_free and self._barred <= len(self._queue):
             entry = self._queue[0]
             if entry.is_cleared or not entry.num_left:
                 self._pop()
             elif self._tiers.is_barred(self.tier, entry.owner.fingerprint):
                 self._queue.rotate(-1)
-                barred += 1
+                self._barred += 1
             else:
-                barred = 0
+                self._barred = 0
                 yield from self._advance(entry)
             yield MORE
         self._is_running = False

@@ -258,3 +258,26 @@ def test_a_chunk_larger_than_a_job_does_not_wait_at_the_tier_while_its_parent_fa
     assert {(key, shard) for _, key, shard in world.tiers[0].store} == {
         (key, shard) for key in keys for shard in range(2)
     }
+
+
+@pytest.mark.parametrize("slices", range(6))
+def test_a_namespace_that_is_forgotten_while_the_writer_looks_is_written_all_the_same(
+    slices: int,
+) -> None:
+    world = TierWorld(tiered(), auto_tiers=False)
+    world.up()
+    a = begin(world)
+    seq = a.send(m.Delete(fingerprint=NAME, keys=chain("gone", 1)[0]))
+    world.pump()
+    (drop,) = world.flying(0, fx.TierDrop)
+    assert a.save(chain("x", 1)) == 1
+    world.core._state.demotion.writers[0].pump()
+    for _ in range(slices):
+        world.core.work(world.now_ns)
+    world.answer(drop.job)
+    world.pump()
+    a.answer(seq)
+    (put,) = world.flying(0, fx.TierPut)
+    world.answer(put.job)
+    world.pump()
+    assert world.core.drained()
