@@ -17,6 +17,7 @@ from protocol import limits
 from protocol.layout import Bytes16
 
 Size = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
+TierName = Annotated[str, Meta(max_length=limits.MAX_STATUS_CHARS)]
 
 MAX_QUOTAS: Final = 128
 """Most tenants that have a quota at a time."""
@@ -54,6 +55,7 @@ class QuotaRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         floor_bytes: what other tenants' stores leave it.
         limit_bytes: most that it may hold, 0 for no limit.
         held_bytes: slots' bytes of its published chunks in L1, now.
+        tier_bytes: of a namespace: what it takes in each tier that counts it, as of its last look.
     """
 
     kind: TenantKind
@@ -61,3 +63,4 @@ class QuotaRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     floor_bytes: Size
     limit_bytes: Size
     held_bytes: Size
+    tier_bytes: Annotated[dict[TierName, Size], Meta(max_length=8)] = {}

@@ -144,6 +144,7 @@ def document(reply: QuotasReply) -> dict[str, Any]:
                 "floor_bytes": one.floor_bytes,
                 "limit_bytes": one.limit_bytes,
                 "held_bytes": one.held_bytes,
+                "tier_bytes": one.tier_bytes,
             }
             for one in reply.quotas
         ],

@@ -31,6 +31,7 @@ from server.core.integrity import IntegrityError
 from server.core.outbox import Ticket
 from server.core.peers import Peer
 from server.core.state import State
+from server.core.tiers.parts import unpack_shares
 
 __all__ = ["Core", "CoreConfig", "IntegrityError"]
 
@@ -295,11 +296,17 @@ class Core:
         self._state.tiers.done(job, statuses)
 
     def tier_health(
-        self, job: JobId, ok: bool, used_bytes: int, capacity_bytes: int, now_ns: int
+        self,
+        job: JobId,
+        ok: bool,
+        used_bytes: int,
+        capacity_bytes: int,
+        now_ns: int,
+        shares: bytes = b"",
     ) -> None:
-        """TierHealth ended; arguments as for ``porter_ready``."""
+        """TierHealth ended; arguments as for ``porter_ready``, and bytes by namespace, packed."""
         self._state.clock.advance(now_ns)
-        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes)
+        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes, unpack_shares(shares))
 
     def tier_moves(self, tier: TierId, now_ns: int) -> None:
         """A tier's porter gets on with what it was asked, though nothing of it has ended."""

@@ -80,7 +80,8 @@ class OperatorHandlers:
         state = self._state
         if body.change is not None:
             state.allotment.change(body.change)
-        rows = state.quotas.rows(state.roster.owners)
+        shares = {tier.name: tier.shares for tier in state.tiers.tiers}
+        rows = state.quotas.rows(state.roster.owners, shares)
         return QuotasReply(arena_bytes=state.config.arena_bytes, quotas=rows)
 
     def _clear(self, process: Process, body: Clear, ticket: Ticket) -> None:

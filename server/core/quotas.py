@@ -122,11 +122,14 @@ class Quotas:
         ]
         return spaces + salts
 
-    def rows(self, owners: dict[Fingerprint, Owner]) -> tuple[QuotaRow, ...]:
+    def rows(
+        self, owners: dict[Fingerprint, Owner], tiers: dict[str, dict[bytes, int]]
+    ) -> tuple[QuotaRow, ...]:
         """All that is set, and what each tenant holds.
 
         Args:
             owners: namespaces that are known.
+            tiers: bytes by namespace, of tiers that count them, by name.
         """
 
         def held_bytes(change: QuotaChange) -> int:
@@ -142,6 +145,11 @@ class Quotas:
                 floor_bytes=one.floor_bytes,
                 limit_bytes=one.limit_bytes,
                 held_bytes=held_bytes(one),
+                tier_bytes={
+                    name: shares[one.tenant]
+                    for name, shares in tiers.items()
+                    if one.kind is TenantKind.NAMESPACE and one.tenant in shares
+                },
             )
             for one in self.changes()
         )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Status, pack_shares
 from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
 from server.porter.pace import Pace
@@ -200,6 +200,7 @@ class Performer:
             error=None if health.ok else health.note or "it says that it is not well",
             used_bytes=max(0, health.used_bytes),
             capacity_bytes=max(0, health.capacity_bytes),
+            statuses=pack_shares(health.shares),
         )
 
 

@@ -109,7 +109,7 @@ class Answer:
         count: of PROBE: leading chunks that are there whole.
         error: why all of it failed, in one line, or None.
         statuses: of GET and PUT: one ``server.core.tiers.parts.Status`` per part; of what lists,
-            what it lists.
+            what it lists; of HEALTH, what ``pack_shares`` made.
         used_bytes: of READY and HEALTH, advisory.
         capacity_bytes: of READY and HEALTH, advisory, 0 for unknown.
     """

@@ -147,4 +147,5 @@ class TierActions:
         elif answer.kind == Kind.PROBE:
             self._core.tier_probed(job, answer.count if is_well else None, now_ns)
         elif answer.kind == Kind.HEALTH:
-            self._core.tier_health(job, is_well, answer.used_bytes, answer.capacity_bytes, now_ns)
+            room = answer.used_bytes, answer.capacity_bytes
+            self._core.tier_health(job, is_well, *room, now_ns, answer.statuses)

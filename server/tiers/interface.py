@@ -80,12 +80,15 @@ class Health:
         used_bytes: taken, as far as it knows; advisory.
         capacity_bytes: of the whole, as far as it knows, 0 for unknown; advisory.
         note: one line for people, without secrets.
+        shares: fingerprints of namespaces and the bytes that each takes, where that is counted; the
+            fullest come first.
     """
 
     ok: bool
     used_bytes: int = 0
     capacity_bytes: int = 0
     note: str = ""
+    shares: tuple[tuple[bytes, int], ...] = ()
 
 
 class TierError(Exception):

@@ -19,6 +19,7 @@ def test_the_longest_answer_fits_a_frame() -> None:
         floor_bytes=big,
         limit_bytes=big,
         held_bytes=big,
+        tier_bytes={f"{number}".rjust(limits.MAX_STATUS_CHARS, "n"): big for number in range(8)},
     )
     reply = QuotasReply(arena_bytes=big, quotas=(row,) * MAX_QUOTAS)
     packed = codec.bytes_from_struct(reply)

@@ -5,7 +5,10 @@ Must not know: how they are carried. Runs in: the loop thread; the words are the
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from enum import IntEnum
+from itertools import islice
 
 import numpy as np
 
@@ -23,6 +26,11 @@ PAGE_CHUNKS = 512
 
 MAX_LISTED = 262_144
 """Chunks of one namespace that are listed: each takes some hundred bytes meanwhile."""
+
+MAX_SHARES = 256
+"""Namespaces whose bytes a tier tells."""
+
+_SHARE = struct.Struct("<16sQ")
 
 PART_DTYPE = np.dtype(
     [
@@ -49,3 +57,14 @@ class Status(IntEnum):
     CORRUPT = 2
     NO_ROOM = 3
     ERROR = 4
+
+
+def pack_shares(shares: Iterable[tuple[bytes, int]]) -> bytes:
+    """Bytes by namespace in one packet's tail, the first MAX_SHARES of them."""
+    return b"".join(_SHARE.pack(*one) for one in islice(shares, MAX_SHARES))
+
+
+def unpack_shares(packed: bytes) -> dict[bytes, int]:
+    """What ``pack_shares`` packed; a ragged end is left out."""
+    whole = len(packed) // _SHARE.size * _SHARE.size
+    return dict(_SHARE.iter_unpack(packed[:whole]))

@@ -109,6 +109,7 @@ class Tier:
         stranded: reads and writes of porters that were killed and do not die, by life.
         used_bytes: as it last said, advisory.
         capacity_bytes: likewise, 0 for unknown.
+        shares: bytes by namespace, where the tier counts them.
         changed: called after it became open, or stopped being open.
     """
 
@@ -144,6 +145,7 @@ class Tier:
         self.stranded: dict[int, list[Job]] = {}
         self.used_bytes = 0
         self.capacity_bytes = 0
+        self.shares: dict[bytes, int] = {}
         self.changed: Callable[[Tier], None] = lambda tier: None
 
     @property

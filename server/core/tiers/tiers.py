@@ -233,11 +233,20 @@ class Tiers:
                 tier.done(job, statuses)
                 return
 
-    def checked(self, job: JobId, is_well: bool, used_bytes: int, capacity_bytes: int) -> None:
+    def checked(
+        self,
+        job: JobId,
+        is_well: bool,
+        used_bytes: int,
+        capacity_bytes: int,
+        shares: dict[bytes, int],
+    ) -> None:
         """TierHealth was answered."""
         for tier in self.tiers:
             if job in tier.flying:
                 tier.checked(job, is_well, used_bytes, capacity_bytes)
+                if is_well:
+                    tier.shares = shares
                 return
 
     def moves(self, number: TierId) -> None:

@@ -11,14 +11,17 @@ for no system call.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.ids import ID_BYTES
+from server.core.tiers.parts import MAX_SHARES
 from server.tiers.disk.entries import Entry
 from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
@@ -67,6 +70,7 @@ class Catalog:
         segments: by number.
         count: values.
         used_bytes: slots' bytes of all values.
+        bytes_of: the same by namespace, by fingerprint.
     """
 
     def __init__(self, age_bytes: int, max_values: int, note: Note) -> None:
@@ -81,6 +85,7 @@ class Catalog:
         self.segments: dict[int, Segment] = {}
         self.count = 0
         self.used_bytes = 0
+        self.bytes_of: dict[bytes, int] = {}
         self._classes: dict[int, SizeClass] = {}
         self._found = NameTable(self._name_at)
         self._clock = 1
@@ -107,6 +112,9 @@ class Catalog:
             self._found.add_all(rows[slots].tobytes(), NAME_BYTES, places)
             self.count += segment.used
             self.used_bytes += segment.used * segment.slot_bytes
+            spaces = np.ascontiguousarray(rows[slots, :ID_BYTES]).view(f"V{ID_BYTES}")
+            for space, count in Counter(spaces.ravel().tolist()).items():
+                self._account(space, count * segment.slot_bytes)
             self._clock = max(self._clock, int(segment.stamps.max()) + 1)
 
     def exist(self, names: list[bytes]) -> list[bool]:
@@ -205,6 +213,7 @@ class Catalog:
             self._found.add(name, segment.number << _SLOT_BITS | slot)
             self.count += 1
             self.used_bytes += segment.slot_bytes
+            self._account(name[:ID_BYTES], segment.slot_bytes)
             self._stamp(place, heat)
             self._note(name, self._entry(place))
 
@@ -358,11 +367,24 @@ class Catalog:
         segment.used -= 1
         self.count -= 1
         self.used_bytes -= segment.slot_bytes
+        self._account(name[:ID_BYTES], -segment.slot_bytes)
         if slot in segment.pins:
             segment.states[slot] = State.DOOMED
         else:
             segment.free(slot)
         self._note(name, None)
+
+    def _account(self, space: bytes, num_bytes: int) -> None:
+        left = self.bytes_of.get(space, 0) + num_bytes
+        if left:
+            self.bytes_of[space] = left
+        else:
+            del self.bytes_of[space]
+
+    def shares(self) -> tuple[tuple[bytes, int], ...]:
+        """Namespaces and their bytes, the fullest first."""
+        with self.lock:
+            return tuple(nlargest(MAX_SHARES, self.bytes_of.items(), key=lambda one: one[1]))
 
     def _is_victim(self, segment: Segment, slot: int, stamp: int) -> bool:
         return (

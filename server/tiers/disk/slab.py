@@ -116,6 +116,7 @@ class SlabTier:
         with self._entered() as store:
             note = "" if store is None else self._trouble(store)
             used = 0 if store is None else store.catalog.used_bytes
+            shares = () if store is None else store.catalog.shares()
         if store is None or note == _GONE:
             note = self._revive()
         self._look_s = 0.0
@@ -125,6 +126,7 @@ class SlabTier:
             used_bytes=used,
             capacity_bytes=self._plan.size_bytes,
             note="; ".join(filter(None, (note, counters))),
+            shares=shares,
         )
 
     def register(self, address: int, size_bytes: int) -> None:

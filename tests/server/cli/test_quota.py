@@ -34,6 +34,7 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
         "limit_bytes": 0,
         # seven chunks: the prompts begin alike
         "held_bytes": 7 * holding.engine.page_bytes,
+        "tier_bytes": {},
     }
     assert found["quotas"] == [space]
     digits = ReuseScope(cache_salt="tenant").tenant().hex()
@@ -43,6 +44,7 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
         "floor_bytes": 1 << 20,
         "limit_bytes": 3 << 20,
         "held_bytes": 0,
+        "tier_bytes": {},
     }
     assert found["quotas"] == [space, salt]
     shown = quota(holding, "list").output.splitlines()

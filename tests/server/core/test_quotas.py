@@ -213,6 +213,20 @@ def test_both_sizes_0_take_a_quota_back() -> None:
     assert allot(a, OTHER, 0) == ()
 
 
+def test_a_namespaces_bytes_in_tiers_that_count_are_told() -> None:
+    world, a, b = two()
+    space(a, 3)
+    allot(a, SALT, 3)
+    state = world.core._state
+    shares: dict[str, dict[bytes, int]] = {
+        "disk": {fingerprint(a.space): 5, fingerprint(b.space): 6},
+        "valkey": {},
+    }
+    of_space, of_salt = state.quotas.rows(state.roster.owners, shares)
+    assert of_space.tier_bytes == {"disk": 5}
+    assert of_salt.tier_bytes == {}
+
+
 def test_there_is_a_most_of_quotas() -> None:
     _, a, _ = two()
     for number in range(MAX_QUOTAS - 1):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Status, unpack_shares
 from server.porter import jobs
 from server.porter.jobs import FIRST_CHUNKS, Performer
 from server.porter.memory import Memory
@@ -199,6 +199,10 @@ def test_health_as_it_says(rig: Rig) -> None:
     rig.tier.health_now = Health(ok=True, used_bytes=5, capacity_bytes=-1)
     answer = rig.performer.perform(Command(Kind.HEALTH, 6))
     assert (answer.error, answer.used_bytes, answer.capacity_bytes) == (None, 5, 0)
+    assert answer.statuses == b""
+    rig.tier.health_now = Health(ok=True, shares=((OTHER, 7), (SPACE, 5)))
+    answer = rig.performer.perform(Command(Kind.HEALTH, 6))
+    assert list(unpack_shares(answer.statuses).items()) == [(OTHER, 7), (SPACE, 5)]
     rig.tier.health_now = Health(ok=False, note="full")
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error == "full"
     rig.tier.health_now = Health(ok=False)

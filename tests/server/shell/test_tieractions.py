@@ -161,7 +161,7 @@ def test_values_go_down_and_come_back(start: Start) -> None:
     rig.do(fx.TierProbe(ZERO, JobId(12), SPACE, key(2), 1))
     assert rig.told("tier_probed", 12) == (12, 0)
     rig.do(fx.TierHealth(ZERO, JobId(13)))
-    assert rig.told("tier_health", 13) == (13, True, 1, 2)
+    assert rig.told("tier_health", 13)[:4] == (13, True, 1, 2)
     assert rig.complaints.counts() == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
@@ -142,6 +143,7 @@ def test_a_namespace_is_cleared_alone() -> None:
     assert catalog.clear(bytes([1]) * 16) == 4
     assert set(noted) == {name(number, 2) for number in range(4)}
     assert catalog.used_bytes == 4 * SLOT
+    assert catalog.shares() == ((bytes([2]) * 16, 4 * SLOT),)
 
 
 def test_the_index_bounds_the_number_of_values() -> None:
@@ -192,6 +194,7 @@ def test_what_an_earlier_run_left_is_found_and_the_clock_goes_on() -> None:
     one.adopted()
     catalog.add(one)
     assert there(catalog, range(10)) == [7, 8]
+    assert catalog.shares() == ((bytes([1]) * 16, 2 * SLOT),)
     assert dict(catalog.entries()) == {name(7): Entry(3, 1, 9, 500), name(8): Entry(3, 2, 1, 400)}
     for number in (1, 2):
         assert store(catalog, number) is not None
@@ -294,6 +297,10 @@ class Model(RuleBasedStateMachine):
             assert self.content[entry.segment, entry.slot] == one
         used = [s.slot_bytes * int((s.states == State.USED).sum()) for s in self.segments()]
         assert self.catalog.used_bytes == sum(used)
+        spaces: Counter[bytes] = Counter()
+        for one, entry in entries.items():
+            spaces[one[:16]] += self.catalog.segments[entry.segment].slot_bytes
+        assert dict(self.catalog.shares()) == spaces
         assert sum(s.busy for s in self.segments()) == len(self.readers) + len(self.writers)
 
     def segments(self) -> Iterator[Segment]:
