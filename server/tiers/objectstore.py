@@ -8,7 +8,7 @@ have requests under way.
 A request is given up after some seconds and tried once more only when it failed at once; a call
 begins none after its budget, so none lasts longer than nine seconds. Payloads are copied once,
 between the slot and a buffer of the client: what the client still holds of a request that was given
-up is never a slot.
+up is never a slot. The store may still get it (``doubts``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
 from server.tiers.objectclient import SMALL_S, bucket_of, client_of
 from server.tiers.presence import Presence
@@ -96,6 +97,7 @@ class ObjectStore:
         self.moved: Callable[[], None] = lambda: None
         self._errors = (importlib.import_module("obstore.exceptions").BaseError, OSError)
         self._full_until = 0.0
+        self._doubts = Doubts()
         self._seen = Presence(time.monotonic)
         self._threads = ThreadPoolExecutor(concurrency * REQUESTS_PER_THREAD, "kvkeep-s3")
 
@@ -120,12 +122,14 @@ class ObjectStore:
         """As the interface says.
 
         Raises:
-            TierError: some could not be deleted.
+            TierError: some could not be deleted, or may come again.
         """
         for name in names:
             self._seen.forget(name)
-        if names:
-            self._delete([path_of(name) for name in names])
+        wanted = frozenset(names)
+        with self._doubts.removal("s3", wanted.__contains__):
+            if names:
+                self._delete([path_of(name) for name in names])
 
     def clear(self, fingerprint: bytes) -> None:
         """As the interface says, within CLEAR_S; called again, it goes on with what is left.
@@ -133,8 +137,12 @@ class ObjectStore:
         Raises:
             TierError: something is left.
         """
-        end = time.monotonic() + CLEAR_S
         self._seen.forget_all(fingerprint)
+        with self._doubts.removal("s3", lambda name: name.fingerprint == fingerprint):
+            self._clear(fingerprint)
+
+    def _clear(self, fingerprint: bytes) -> None:
+        end = time.monotonic() + CLEAR_S
         under_way: list[Future[None]] = []
         try:
             for paths in self._listed(f"kvkeep/1/{fingerprint.hex()}"):
@@ -152,6 +160,7 @@ class ObjectStore:
             self._library.list_with_delimiter(self._asking, "kvkeep/1/probe")
         except self._errors as error:
             return Health(False, note=self._told(error))
+        self._doubts.answered()
         return Health(True)
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -211,13 +220,19 @@ class ObjectStore:
         return Status.OK
 
     def _put(self, part: Part) -> Status:
+        is_sent = False
         try:
             if self._size(part.name) == HEADER_BYTES + part.payload_bytes:
                 return Status.OK
             value = b"".join((part.header, part.payload))
+            is_sent = True
             self._library.put(self._client, path_of(part.name), value, use_multipart=False)
         except self._errors as error:
-            return Status.NO_ROOM if _REFUSED.search(str(error)) else Status.ERROR
+            if _REFUSED.search(str(error)):
+                return Status.NO_ROOM
+            if is_sent:
+                self._doubts.note([part.name])
+            return Status.ERROR
         self.moved()
         self._seen.note(part.name)
         return Status.OK

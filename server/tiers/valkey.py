@@ -7,17 +7,19 @@ header, how the client is made. Runs in: the porter, on its worker threads.
 
 Each request ends within two seconds; a call begins no further one when its budget is over. What
 the library still holds of a request that timed out is a copy of its own, so a slot is nobody's but
-ours once a call returned.
+ours once a call returned. The store may still get it (``doubts``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
 from server.tiers.valkeylink import Link, library, maker, one_line
+from server.tiers.valkeysweep import Sweep
 from server.tierspec import TierSpec
 
 GET_S = 2.0
@@ -28,6 +30,10 @@ CLEAR_S = 6.0
 FULL_PAUSE_S = 1.0
 """So long a store that had no room for anything is not asked again: the library writes a line to
 standard error for every refusal."""
+
+MAX_SWEEPS = 64
+"""Namespaces whose CLEAR goes on where it stopped; with more the one that waited longest begins
+anew."""
 
 _GROUP = 512
 _T = TypeVar("_T")
@@ -46,7 +52,7 @@ def open(spec: TierSpec) -> Tier:  # noqa: A001
         TierError: nobody answers, or not to us; the library is missing.
     """
     glide = library()
-    return Valkey(glide, Link(maker(glide, spec)), spec.flag("cluster"))
+    return Valkey(glide, Link(maker(glide, spec)), spec.flag("cluster"), Doubts())
 
 
 class Valkey:
@@ -56,13 +62,20 @@ class Valkey:
         glide: the client library.
         link: to the store.
         is_cluster: whether the link is to a cluster.
+        doubts: puts that may still come.
+
+    Attributes:
+        moved: called after each value that was carried.
     """
 
-    def __init__(self, glide: Any, link: Link, is_cluster: bool) -> None:
+    def __init__(self, glide: Any, link: Link, is_cluster: bool, doubts: Doubts) -> None:
         self._glide = glide
         self._link = link
         self._is_cluster = is_cluster
+        self._doubts = doubts
+        self._sweeps: dict[bytes, Sweep] = {}
         self._full_until = 0.0
+        self.moved: Callable[[], None] = lambda: None
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
         """As the interface says; both keys of a value count."""
@@ -98,13 +111,23 @@ class Valkey:
             self._full_until = time.monotonic() + FULL_PAUSE_S
         return statuses + [Status.ERROR] * (len(parts) - len(statuses))
 
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """As the interface says; the store's own TOUCH, which counts for its policies."""
+        return [
+            Status.ERROR
+            if isinstance(answer, Exception)
+            else (Status.OK if answer == 2 else Status.ABSENT)
+            for answer in self._ask(names, is_use=True)
+        ]
+
     def delete(self, names: Sequence[Name]) -> None:
         """As the interface says.
 
         Raises:
-            TierError: some could not be asked for.
+            TierError: some could not be asked for, or may come again.
         """
-        with self._link.use() as client:
+        wanted = frozenset(names)
+        with self._doubts.removal("valkey", wanted.__contains__), self._link.use() as client:
             for group in _groups(names):
                 batch = self._batch()
                 for name in group:
@@ -117,29 +140,36 @@ class Valkey:
         Raises:
             TierError: something is left.
         """
-        end = time.monotonic() + CLEAR_S
-        try:
-            with self._link.use() as client:
-                if self._is_cluster:
-                    self._raise_unless_whole(client)
-                for keys in self._scan(client, f"{{kvkeep/1/{fingerprint.hex()}/*"):
-                    if time.monotonic() >= end:
-                        raise TierError(f"valkey: not cleared within {CLEAR_S} s; some is left")
-                    if keys:
-                        client.unlink(keys)
-        except self._glide.GlideError as error:
-            raise TierError(f"valkey: not cleared: {one_line(error)}") from None
+        mine = f"{{kvkeep/1/{fingerprint.hex()}/*"
+        with self._doubts.removal(
+            "valkey", lambda name: name.fingerprint == fingerprint
+        ) as removal:
+            sweep = self._sweeps.pop(fingerprint, None)
+            sweep = sweep or Sweep(self._glide, self._is_cluster, mine)
+            removal.begun_s = sweep.begun_s
+            try:
+                with self._link.use() as client:
+                    is_done = sweep.go_on(client, time.monotonic() + CLEAR_S)
+            except self._glide.GlideError as error:
+                raise TierError(f"valkey: not cleared: {one_line(error)}") from None
+            if not is_done:
+                while len(self._sweeps) >= MAX_SWEEPS:
+                    self._sweeps.pop(next(iter(self._sweeps)), None)
+                self._sweeps[fingerprint] = sweep
+                raise TierError(f"valkey: not cleared within {CLEAR_S:g} s; it goes on")
 
     def health(self) -> Health:
         """As the interface says. A link that does not work is made anew first."""
         found = self._health()
+        if not found.ok:
+            try:
+                self._link.renew()
+            except TierError as error:
+                return Health(False, note=str(error))
+            found = self._health()
         if found.ok:
-            return found
-        try:
-            self._link.renew()
-        except TierError as error:
-            return Health(False, note=str(error))
-        return self._health()
+            self._doubts.answered()
+        return found
 
     def register(self, address: int, size_bytes: int) -> None:
         """Nothing to do: any memory will do."""
@@ -156,6 +186,7 @@ class Valkey:
             found = client.mget(_keys(part.name), buffers=[part.header, part.payload])
         except self._glide.GlideError as error:
             return Status.CORRUPT if "buffer capacity" in str(error) else Status.ERROR
+        self.moved()
         if None in found:
             return Status.ABSENT
         is_whole = [int(length) for length in found] == [HEADER_BYTES, part.payload_bytes]
@@ -166,10 +197,14 @@ class Valkey:
         try:
             client.mset({payload: part.payload, header: part.header})
         except self._glide.GlideError as error:
-            return Status.NO_ROOM if "OOM" in str(error)[:80] else Status.ERROR
+            if "OOM" in str(error)[:80]:
+                return Status.NO_ROOM
+            self._doubts.note([part.name])
+            return Status.ERROR
+        self.moved()
         return Status.OK
 
-    def _ask(self, names: Sequence[Name]) -> list[int | Exception]:
+    def _ask(self, names: Sequence[Name], is_use: bool = False) -> list[int | Exception]:
         """How many keys of each value are there, or why that is not known."""
         end = time.monotonic() + GET_S
         found: list[int | Exception] = []
@@ -179,7 +214,10 @@ class Valkey:
                     break
                 batch = self._batch()
                 for name in group:
-                    batch.exists(_keys(name))
+                    if is_use:
+                        batch.touch(_keys(name))
+                    else:
+                        batch.exists(_keys(name))
                 found += self._answers(client, batch)
         late = TierError("valkey: out of time")
         return found + [late] * (len(names) - len(found))
@@ -199,28 +237,6 @@ class Valkey:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise TierError(f"valkey: {one_line(answer)}")
-
-    def _raise_unless_whole(self, client: Any) -> None:
-        """Without all of its primaries a cluster cannot be cleared.
-
-        What one that is away holds would come back with it, and the library's scan waits for it
-        without end.
-        """
-        if b"cluster_slots_ok:16384" not in client.custom_command(["CLUSTER", "INFO"]):
-            raise TierError("valkey: not cleared: a primary is away")
-
-    def _scan(self, client: Any, pattern: str) -> Iterator[list[bytes]]:
-        if not self._is_cluster:
-            cursor: Any = b"0"
-            while True:
-                cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
-                yield keys
-                if cursor == b"0":
-                    return
-        cursor = self._glide.ClusterScanCursor()
-        while not cursor.is_finished():
-            cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
-            yield keys
 
     def _health(self) -> Health:
         sections = [self._glide.InfoSection.MEMORY, self._glide.InfoSection.REPLICATION]

@@ -9,7 +9,10 @@ import pytest
 
 from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
-from server.tiers.interface import Name, Tier, TierError
+from server.tiers import valkey as valkeytier
+from server.tiers import valkeylink
+from server.tiers.doubts import Doubts
+from server.tiers.interface import Moving, Name, Tier, TierError
 from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled
@@ -124,6 +127,76 @@ def test_clear_is_for_one_namespace(store: tuple[Tier, list[valkey.Node]], tier:
     assert fetched(tier, *range(5), fingerprint=parts.OTHER_FINGERPRINT, **small) == [OK] * 5
 
 
+def test_a_clear_that_takes_several_calls_goes_on(
+    store: tuple[Tier, list[valkey.Node]], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many keys of others there are: a call that begins anew would never end."""
+    monkeypatch.setattr(valkeytier, "CLEAR_S", 0.0)
+    small = {"slot_bytes": 4096}
+    tier.batch_put(filled(*range(50), **small))
+    tier.batch_put(filled(*range(1500), fingerprint=parts.OTHER_FINGERPRINT, **small))
+    calls = 1
+    while not cleared(tier):
+        calls += 1
+        assert calls < 40
+    assert calls > 3
+    assert keys_of(store) == 3000
+    assert fetched(tier, *range(50), **small) == [ABSENT] * 50
+    tier.batch_put(filled(1, **small))
+    assert not cleared(tier), "the next one is another"
+
+
+def cleared(tier: Tier) -> bool:
+    try:
+        tier.clear(parts.FINGERPRINT)
+    except TierError as error:
+        if "it goes on" not in str(error):
+            raise
+        return False
+    return True
+
+
+def test_what_comes_after_its_put_was_given_up_is_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkeylink, "REQUEST_MS", 500)
+    monkeypatch.setattr(valkeytier, "Doubts", lambda: Doubts(settle_s=0.3))
+    with valkey.single(tmp_path) as node:
+        tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
+        valkey.ask(node.port, "CLIENT", "PAUSE", "1200", "WRITE")
+        put = filled(1)
+        assert tier.batch_put(put) == [ERROR]
+        valkey.until(lambda: tier.batch_exists(parts.names(put)) == [True], 5, "it comes late")
+        for remove in (tier.clear, lambda _: tier.delete(parts.names(put))):
+            with pytest.raises(TierError, match="may still come"):
+                remove(parts.FINGERPRINT)
+            assert fetched(tier, 1) == [ABSENT], "at once, as far as it is there"
+        # And should it come once more:
+        assert tier.batch_put(put) == [OK]
+        valkey.until(lambda: removed_for_good(tier), 5, "settled")
+        assert fetched(tier, 1) == [ABSENT]
+        tier.delete(parts.names(put))
+        tier.close()
+
+
+def removed_for_good(tier: Tier) -> bool:
+    try:
+        tier.clear(parts.FINGERPRINT)
+    except TierError:
+        return False
+    return True
+
+
+def test_each_value_that_is_carried_is_a_sign_of_life(tier: Tier) -> None:
+    assert isinstance(tier, Moving)
+    moves: list[None] = []
+    tier.moved = lambda: moves.append(None)
+    assert tier.batch_put(filled(1, 2)) == [OK, OK]
+    assert fetched(tier, 1, 2) == [OK, OK]
+    assert len(moves) == 4
+    tier.moved = lambda: None
+
+
 def test_many_names_are_asked_at_once(tier: Tier) -> None:
     tier.batch_put(filled(0, 1500))
     found = tier.batch_exists([Name(parts.FINGERPRINT, parts.key(n), 0) for n in range(2048)])
@@ -174,7 +247,8 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     with valkey.single(tmp_path / "s") as node, pytest.raises(TierError, match="for clusters only"):
         open_tier(parse(f"valkey://127.0.0.1:{node.port}?cluster=yes"))
-    alone = valkey.Node(tmp_path / "c", "--cluster-enabled", "yes")
+    bus = ("--cluster-port", str(valkey.free_port()))
+    alone = valkey.Node(tmp_path / "c", "--cluster-enabled", "yes", *bus)
     try:
         with pytest.raises(TierError, match="expected cluster=yes"):
             open_tier(parse(f"valkey://127.0.0.1:{alone.port}"))
