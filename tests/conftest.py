@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, configuration, settings
 
+from tests.repository.sampled import left_out
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two busy cores decide how long one example takes, so no deadline per example: each test's own
@@ -32,17 +34,27 @@ configuration.set_hypothesis_home_dir(ROOT / "build" / "hypothesis")
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 
+def pytest_report_header() -> str:
+    """Say which cases of the families marked sampled run, so that a run can be repeated."""
+    seed = os.environ.get("KV_SAMPLED", "")
+    return f"KV_SAMPLED={seed}: a part of the cases marked sampled; empty for all" if seed else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, in words; CI may not skip the Node.js client.
 
     ``KV_SAMPLE=1/3`` keeps the second third of the files. In CI
-    each of the other interpreters runs a ninth.
+    each of the other interpreters runs a ninth. ``KV_SAMPLED``, a seed, draws from families of
+    tests (``tests/repository/sampled.py``), but from none where only what failed is run again.
     """
     part, parts = map(int, os.environ.get("KV_SAMPLE", "0/1").split("/"))
-    out = [item for item in items if zlib.crc32(item.path.name.encode()) % parts != part]
+    out = {item for item in items if zlib.crc32(item.path.name.encode()) % parts != part}
+    seed = os.environ.get("KV_SAMPLED", "")
+    if seed and not config.getoption("lf", False):
+        out |= left_out(items, seed)
     if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in set(out)]
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
     no_node = shutil.which("node") is None or shutil.which("npm") is None
     no_gpu = not Path("/dev/nvidia0").exists()
     for item in items:
