@@ -24,7 +24,7 @@ from server.porter.memory import Memory
 from server.porter.pace import Pace
 from server.porter.wire import Answer, Command, Kind
 from server.tiers import values
-from server.tiers.interface import Moving, Name, Part, Tier
+from server.tiers.interface import Moving, Name, Part, Tier, TierError, Touching
 
 _log = logging.getLogger("kvkeep.porter")
 
@@ -104,6 +104,8 @@ class Performer:
                 return Answer(kind, number, count=self._probe(command))
             if kind == Kind.HEALTH:
                 return self._health(command)
+            if kind == Kind.TOUCH:
+                return Answer(kind, number, statuses=self._touch(command))
             if kind in LISTING:
                 with self._calling(CALL_S):
                     return Answer(kind, number, statuses=self._listings.answer(command))
@@ -184,6 +186,23 @@ class Performer:
             count, step = count + len(asked), 4 * step
         return count
 
+    def _touch(self, command: Command) -> bytes:
+        names = _names(command.fingerprint, _keys(command), command.shards, command.first)
+        if not isinstance(self._tier, Touching):
+            return bytes([Status.OK]) * len(names)  # it loses nothing by itself
+        statuses = bytearray()
+        for at in range(0, len(names), BATCH_PARTS):
+            if self._stopping.is_set():
+                break
+            some = names[at : at + BATCH_PARTS]
+            with self._calling(CALL_S):
+                answers = self._tier.touch(some)
+            if len(answers) != len(some):
+                raise RuntimeError(f"{len(answers)} answers for {len(some)} names")
+            statuses += bytes(answers)
+            self._moved()
+        return bytes(statuses.ljust(len(names), bytes([Status.ERROR])))
+
     def _forget(self, command: Command) -> None:
         with self._calling(FORGET_S):
             if command.kind == Kind.CLEAR:
@@ -227,11 +246,11 @@ def _names(fingerprint: bytes, keys: Sequence[bytes], shards: int, first: int = 
 def told(error: BaseException) -> str:
     """What an exception of an engine's library says of itself.
 
-    Its text is left out, but for the system's own errors: it may hold what the library was given,
-    credentials included.
+    Its text is left out, but for what is meant for people and for the system's own errors: it may
+    hold what the library was given, credentials included.
     """
-    if isinstance(error, CannotListError):
-        return str(error)
+    if isinstance(error, CannotListError | TierError):
+        return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"
     frames = traceback.extract_tb(error.__traceback__)

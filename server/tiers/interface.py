@@ -24,6 +24,7 @@ __all__ = [
     "Status",
     "Tier",
     "TierError",
+    "Touching",
 ]
 
 HEADER_BYTES = 128
@@ -89,7 +90,10 @@ class Health:
 
 
 class TierError(Exception):
-    """A tier cannot be opened; the text is one line for people, without secrets."""
+    """Why a tier cannot be opened, or a call failed.
+
+    Its text goes to the server's log: one line for people, without secrets.
+    """
 
 
 class Tier(Protocol):
@@ -148,6 +152,25 @@ class Moving(Protocol):
 
 
 @runtime_checkable
+class Touching(Protocol):
+    """A tier that loses values by itself: by eviction, a flush, a lost disk.
+
+    One that is none is taken to have what it was given until it is told to forget it.
+    """
+
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """Counts as a use of values, and says which are there.
+
+        Args:
+            names: those of a chain from its start on.
+
+        Returns:
+            OK, ABSENT, or ERROR where it cannot be told.
+        """
+        ...
+
+
+@runtime_checkable
 class Lister(Protocol):
     """What a tier can do besides if it knows what it has: then L1 can be warmed from it.
 
@@ -167,7 +190,7 @@ class Lister(Protocol):
         ...
 
     def namespaces(self) -> list[bytes]:
-        """Fingerprints of those that are described.
+        """Fingerprints of those that are described, and of others that have values.
 
         Raises:
             OSError: nobody knows.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.ids import ID_BYTES
 from server.tiers.disk.entries import Entry
 from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
@@ -152,6 +153,16 @@ class Catalog:
         when = np.concatenate(stamps)
         order = np.lexsort((when, np.concatenate(uses), when // np.uint64(self._span)))
         return [name.tobytes() for name in np.concatenate(found)[order[::-1][:most]]]
+
+    def namespaces(self) -> set[bytes]:
+        """Fingerprints, 16 bytes each, of which there is any value."""
+        found: set[bytes] = set()
+        for segment in list(self.segments.values()):
+            with self.lock:
+                names = np.frombuffer(segment.names, np.uint8).reshape(-1, NAME_BYTES)
+                some = names[segment.states == State.USED, :ID_BYTES]
+            found.update(one.tobytes() for one in np.unique(some, axis=0))
+        return found
 
     def unpin(self, place: Place) -> None:
         """Ends what ``pin`` began."""

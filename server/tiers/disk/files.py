@@ -67,6 +67,20 @@ class Files:
         """Returns when a file's bytes are on the disk."""
         os.fdatasync(fd)
 
+    def sync_folder(self, path: str) -> None:
+        """Returns when what was renamed or removed in a folder is on the disk.
+
+        Some file systems sync no folders: those do what they can by themselves.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        finally:
+            os.close(fd)
+
     def forget_cached(self, fd: int) -> None:
         """Lets the kernel drop a file's cached pages; for files that O_DIRECT was refused for."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -41,7 +41,7 @@ _NAME = Struct(">16s16sI")
 
 
 class SlabTier:
-    """One folder of segments. Implements ``server.tiers.interface``'s ``Tier`` and ``Lister``."""
+    """One folder of segments: ``Tier``, ``Touching``, ``Lister`` of ``server.tiers.interface``."""
 
     def __init__(self, folder: str, size_bytes: int, name: str, files: Files | None = None) -> None:
         """Opens the folder, or makes it.
@@ -92,6 +92,14 @@ class SlabTier:
             if store is None or not self._is_there(store):
                 return [Status.ERROR] * len(parts)
             return [self._put(store, part) for part in parts]
+
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """See ``Touching``."""
+        with self._entered() as store:
+            if store is None:
+                return [Status.ERROR] * len(names)
+            touched = (store.catalog.touch(_NAME.pack(*name), 0) for name in names)
+            return [Status.OK if is_there else Status.ABSENT for is_there in touched]
 
     def delete(self, names: Sequence[Name]) -> None:
         """See ``Tier``."""
@@ -146,8 +154,12 @@ class SlabTier:
                 self._described.keep(fingerprint, text)
 
     def namespaces(self) -> list[bytes]:
-        """See ``Lister``."""
-        return self._described.all()
+        """See ``Lister``; those described first, and then any others that have values."""
+        found = self._described.all()
+        with self._entered() as store:
+            is_there = store is not None and store.hold.is_held()
+            others = store.catalog.namespaces() if store is not None and is_there else set()
+        return found + sorted(others - set(found))
 
     def namespace(self, fingerprint: bytes) -> bytes:
         """See ``Lister``."""

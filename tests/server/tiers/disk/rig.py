@@ -122,6 +122,7 @@ class FaultyFiles(Files):
         self._rules: dict[str, Rule] = {}
         self.calls: dict[str, int] = {}
         self.shortened = 0
+        self.synced: list[str] = []
 
     def fail(self, call: str, number: int = errno.EIO, skip: int = 0, times: int = 1 << 30) -> None:
         def act() -> None:
@@ -184,6 +185,11 @@ class FaultyFiles(Files):
     def sync(self, fd: int) -> None:
         self._struck("sync")
         super().sync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        self.synced.append(path)
+        self._struck("sync_folder")
+        super().sync_folder(path)
 
     def remove(self, path: str) -> None:
         self._struck("remove")

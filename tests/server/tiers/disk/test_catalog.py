@@ -303,6 +303,18 @@ class Model(RuleBasedStateMachine):
 TestModel = Model.TestCase
 
 
+def test_namespaces_are_those_that_have_a_value() -> None:
+    catalog, _ = made(8)
+    for number, space in enumerate([0, 255, 255, 7]):
+        place = catalog.take(SLOT)
+        assert place is not None
+        catalog.publish(name(number, space), place, 0)
+    assert catalog.namespaces() == {bytes(16), b"\xff" * 16, b"\7" * 16}
+    catalog.clear(b"\7" * 16)
+    assert catalog.namespaces() == {bytes(16), b"\xff" * 16}
+    assert made(4)[0].namespaces() == set()
+
+
 def test_the_hottest_are_those_used_last_and_in_a_span_those_used_most() -> None:
     rng = Random(3)
     catalog = Catalog(age_bytes=10 * SLOT, max_values=1000, note=lambda name, entry: None)

@@ -279,6 +279,34 @@ def test_what_namespaces_are_is_shared_and_goes_with_them(opened: Open, tmp_path
     there.clear(FINGERPRINT)
     assert here.namespaces() == []
     assert here.namespace(FINGERPRINT) == b""
+    put(here, 2, fingerprint=OTHER)
+    assert there.namespaces() == [OTHER], "nobody described it, and it can be cleared"
+    shutil.rmtree(tmp_path / "l2")
+    assert there.namespaces() == []
+
+
+def test_what_is_touched_stays_though_nobody_reads_it(opened: Open) -> None:
+    tier = opened(size=2 * MIB)
+    put(tier, *range(4))
+    time.sleep(0.01)
+    assert tier.touch([name_of(number) for number in (0, 1, 77)]) == [
+        *(Status.OK, Status.OK),
+        Status.ABSENT,
+    ]
+    number = 100
+    while tier.batch_exists([name_of(2)])[0] and number < 400:
+        time.sleep(0.001)
+        put(tier, number)
+        number += 1
+    assert tier.batch_exists([name_of(one) for one in (0, 1, 2)]) == [True, True, False]
+
+
+def test_what_cannot_be_touched_is_neither_there_nor_gone(opened: Open) -> None:
+    files = FaultyFiles()
+    tier = opened(files=files)
+    put(tier, 1)
+    files.fail("open")
+    assert tier.touch([name_of(1)]) == [Status.ERROR]
 
 
 @pytest.mark.parametrize("call", ["rename", "remove"])
@@ -293,3 +321,21 @@ def test_what_cannot_be_forgotten_is_told(opened: Open, call: str) -> None:
         tier.clear(FINGERPRINT) if call == "rename" else tier.delete([one.name])
     files.heal()
     assert tier.batch_exists([one.name]) == [True]
+
+
+def test_what_was_forgotten_is_forgotten_on_the_disk_too(opened: Open, tmp_path: Path) -> None:
+    files, root = FaultyFiles(), str(tmp_path / "l2")
+    tier = opened(files=files)
+    one, two = filled(1), filled(2)
+    assert set(tier.batch_put([one, two])) == {Status.OK}
+    tier.delete([one.name])
+    assert files.synced == [os.path.join(root, FINGERPRINT.hex(), one.name.key.hex()[:2])]
+    files.fail("sync_folder", times=1)
+    with pytest.raises(OSError, match="Input/output"):
+        tier.clear(FINGERPRINT)
+    files.synced.clear()
+    tier.clear(FINGERPRINT)  # finds nothing to rename, and syncs what the first one did
+    assert files.synced == [root]
+    shutil.rmtree(root)
+    tier.clear(FINGERPRINT)
+    tier.delete([two.name])

@@ -403,6 +403,22 @@ def test_what_namespaces_are_outlives_the_porter_and_goes_with_them(opened: Open
     again.clear(OTHER)
     assert again.namespaces() == [FINGERPRINT]
     assert again.namespace(OTHER) == b""
+    put(again, 2, fingerprint=OTHER)
+    assert again.namespaces() == [FINGERPRINT, OTHER], "nobody described it; it can be cleared"
+
+
+def test_what_is_touched_stays_though_nobody_reads_it(opened: Open) -> None:
+    tier = opened()
+    put(tier, *range(4))
+    number = 100
+    while tier.batch_exists([name_of(2)])[0] and number < 10_000:
+        assert tier.touch([name_of(one) for one in (0, 1, 77)]) == [
+            *(Status.OK, Status.OK),
+            Status.ABSENT,
+        ]
+        put(tier, *range(number, number + 32))
+        number += 32
+    assert tier.batch_exists([name_of(one) for one in (0, 1, 2)]) == [True, True, False]
 
 
 def test_a_lost_folder_lists_nothing_and_a_broken_disk_says_so(
