@@ -350,7 +350,7 @@ def _tier_config(spec: TierSpec) -> TierConfig:
     window_bytes = TierConfig.window_bytes
     if spec.bandwidth_bytes_s:
         window_bytes = min(window_bytes, spec.bandwidth_bytes_s // 2)
-    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes)
+    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes, lists=spec.kind == "disk")
 
 
 def _lock_endpoint(config: ServerConfig, who: access.Access, socket_file: SocketFile) -> FileLock:

@@ -26,12 +26,14 @@ class TierConfig:
         uses: of ``Policy.AFTER_USES``: as often a chunk was used before it is written.
         window_bytes: most bytes of values on their way, both ways together; a larger single job
             goes alone.
+        lists: whether it can say what namespaces it has.
     """
 
     name: str
     policy: Policy = Policy.WRITE_THROUGH
     uses: int = 0
     window_bytes: int = 256 * MIB
+    lists: bool = False
 
 
 @dataclass(frozen=True)

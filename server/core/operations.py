@@ -20,7 +20,7 @@ from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.departures import Departures
-from server.core.effects import VoidRecords
+from server.core.effects import TierId, VoidRecords
 from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
 from server.core.lookups import Match
@@ -31,6 +31,7 @@ from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 from server.core.tiers.forgetting import Forgetting
+from server.core.tiers.unknown import Unknown
 
 SWEEP_SLOTS = 4096
 """Slots looked at in one slice of CLEAR."""
@@ -73,6 +74,7 @@ class Operations:
         departures: gives back extents that became empty.
         lanes: long work.
         forgetting: has lower tiers forget the same.
+        unknown: and what they have besides.
         fault: notes an error of our own.
     """
 
@@ -88,6 +90,7 @@ class Operations:
         departures: Departures,
         lanes: Lanes,
         forgetting: Forgetting,
+        unknown: Unknown,
         fault: Callable[[Exception], None],
     ) -> None:
         self._config = config
@@ -102,6 +105,7 @@ class Operations:
         self._departures = departures
         self._lanes = lanes
         self._forgetting = forgetting
+        self._unknown = unknown
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
 
     def owner(self, name: bytes) -> Owner:
@@ -126,10 +130,15 @@ class Operations:
 
     # --- CLEAR ----------------------------------------------------------------------------
 
-    def clear(self, owners: list[Owner], ticket: Ticket) -> None:
+    def clear(self, owners: list[Owner], ticket: Ticket, is_all: bool = False) -> None:
         """Forgets all chunks of some namespaces.
 
         Answered when their records are void, and tiers have forgotten or that takes too long.
+
+        Args:
+            owners: which.
+            ticket: its reply.
+            is_all: tiers forget whatever else they have, too.
         """
         num_chunks, swept = 0, []
         for owner in owners:
@@ -141,7 +150,7 @@ class Operations:
             self._lanes.start(LANE, old.bury(), self._fault)
             swept += [(owner, extent) for extents in owner.extents for extent in extents]
         self._outbox.counters["cleared_chunks"] += num_chunks
-        self._start(ticket, self._clear(owners, swept, num_chunks, ticket))
+        self._start(ticket, self._clear(owners, swept, num_chunks, ticket, is_all))
 
     def _clear(
         self,
@@ -149,6 +158,7 @@ class Operations:
         swept: list[tuple[Owner, Extent]],
         num_chunks: int,
         ticket: Ticket,
+        is_all: bool,
     ) -> Steps:
         for owner, extent in swept:
             end = extent.base + extent.geometry.num_slots
@@ -159,7 +169,15 @@ class Operations:
                 yield MORE
         for owner in owners:
             self._departures.shrink(owner)
-        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
+        names = [owner.fingerprint for owner in owners]
+        if not is_all:
+            self._reply_forgotten(ticket, num_chunks, names)
+            return
+
+        def found(others: list[Fingerprint], short: frozenset[TierId]) -> None:
+            self._reply_forgotten(ticket, num_chunks, names + others, short)
+
+        self._unknown.clear(set(names), ticket.deadline_ns, found)
 
     def clear_below(self, name: Fingerprint, ticket: Ticket) -> None:
         """Has lower tiers forget a namespace that has no chunks and no engines here.
@@ -174,12 +192,18 @@ class Operations:
         self._forgetting.clear_name(name)
         self._reply_forgotten(ticket, 0, [name])
 
-    def _reply_forgotten(self, ticket: Ticket, num_chunks: int, names: list[Fingerprint]) -> None:
+    def _reply_forgotten(
+        self,
+        ticket: Ticket,
+        num_chunks: int,
+        names: list[Fingerprint],
+        short: frozenset[TierId] = frozenset(),
+    ) -> None:
         def over(num_tiers: int) -> None:
             body = ForgottenReply(chunks=num_chunks, tiers_pending=num_tiers)
             self._outbox.reply(ticket, body)
 
-        self._forgetting.wait(names, ticket.deadline_ns, over)
+        self._forgetting.wait(names, ticket.deadline_ns, over, short)
 
     def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
         slots = self._slots

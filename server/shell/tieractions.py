@@ -20,7 +20,7 @@ from server.shell.porters import Porters
 
 _DONE = frozenset(
     {
-        *(Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR, Kind.KEEP),
+        *(Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR, Kind.KEEP, Kind.TOUCH),
         *(Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT),
     }
 )
@@ -49,7 +49,7 @@ class TierActions:
         self._complaints = complaints
         kinds = (
             *(fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop),
-            *(fx.TierHealth, fx.TierKeep, fx.TierList),
+            *(fx.TierHealth, fx.TierKeep, fx.TierList, fx.TierTouch),
         )
         self.performers: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(kinds, self._start)
         self.appliers: dict[type[Any], Callable[[Any, int], None]] = {

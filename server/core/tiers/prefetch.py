@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.ids import ID_BYTES, RequestKey
+from protocol.ids import ID_BYTES, InstanceId, RequestKey
 from server.core.namespaces import Instance, Session
 from server.core.outbox import Ticket
 from server.core.tiers.misses import Miss
@@ -74,6 +74,11 @@ class Prefetch:
     def instance(self) -> Instance:
         """Whose."""
         return self.session.instance
+
+    @property
+    def flow(self) -> InstanceId:
+        """The engine."""
+        return self.session.instance.instance
 
     @property
     def num_chunks(self) -> int:

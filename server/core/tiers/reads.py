@@ -105,8 +105,9 @@ class Reads:
         """Whether a run wants another piece, and is to have it now."""
         if run.sent >= run.count or len(run.pieces) >= PIECES or run.tier is None:
             return False
-        # One piece of each run may wait at the tier: more slots would be reserved for nothing.
-        return not run.pieces or self._tiers.has_room(run.tier)
+        # One piece of each run may wait at the tier, and more if others make way for it soon: slots
+        # would be reserved for nothing.
+        return not run.pieces or run.tier.may_get(run.flow)
 
     def send(self, run: Run) -> Steps:
         """Reserves slots for one more piece and has it read.
@@ -176,7 +177,7 @@ class Reads:
             part = parts[begin : begin + MAX_PARTS]
             num_bytes = int(part["length"].sum(dtype=np.int64))
             done = partial(self._done, run, piece, begin)
-            self._tiers.get(run.tier, run.owner, part, num_bytes, done)
+            self._tiers.get(run.tier, run.owner, part, num_bytes, done, run.flow)
 
     def _parts(self, run: Run, spans: list[Span]) -> NDArray[Any]:
         keys = np.frombuffer(run.keys, "V16")

@@ -8,6 +8,7 @@ found, what a tier is asked, messages. Runs in: the loop thread.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -28,9 +29,14 @@ class Passenger(Protocol):
 
     Attributes:
         is_patient: it asks ahead of need: nothing is evicted for what only such ones wait for.
+        flow: for whom it waits, such as an engine; those take turns.
     """
 
     is_patient: bool
+
+    @property
+    def flow(self) -> Hashable:
+        """For whom."""
 
     def moved(self, run: Run) -> bool:
         """More of it was published; returns whether this one goes on waiting for it."""
@@ -137,6 +143,7 @@ class Run:
             the run: locked; or ABSENT.
         anchor_life: of that node; another one now means that DELETE removed it.
         spares: it was begun ahead of need: nothing is evicted for it.
+        flow: for whom it was begun.
     """
 
     owner: Owner
@@ -163,6 +170,7 @@ class Run:
     anchor: int = ABSENT
     anchor_life: int = 0
     spares: bool = False
+    flow: Hashable = None
 
     @property
     def num_chunks(self) -> int:

@@ -185,6 +185,11 @@ class Ride:
     is_patient: bool = True
 
     @property
+    def flow(self) -> str:
+        """Whoever warms."""
+        return "warming"
+
+    @property
     def owed_bytes(self) -> int:
         """What may still come."""
         return (self.segment.num_chunks - self.count) * self.source.chunk_bytes

@@ -73,8 +73,8 @@ def test_reads_go_before_writes_within_the_window() -> None:
     bench.get("y", 400)
     bench.get("z", 50)
     assert [type(one) for one in bench.sent()] == [fx.TierPut, fx.TierPut, fx.TierGet]
-    assert not bench.tier.has_room(True)
-    assert not bench.tier.has_room()
+    assert not bench.tier.may_put()
+    assert not bench.tier.may_get()
     first = next(job for job in bench.tier.flying.values() if job.num_bytes == 400)
     bench.tier.done(first.effect.job, OK)
     assert [type(one) for one in bench.sent()] == [fx.TierGet, fx.TierGet]
