@@ -52,7 +52,7 @@ class Asked:
 def read_sessions(folder: Path) -> list[Asked]:
     """All requests of all sessions, by their time since their session's start."""
     found: list[tuple[float, str, int, Asked]] = []
-    for path in sorted(folder.glob("trace_*.json")):
+    for path in sorted(folder.rglob("trace_*.json")):
         session: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for number, one in enumerate(session["requests"]):
             keys = [_key(path.name, block) for block in one["hash_ids"]]
@@ -74,6 +74,11 @@ def unlimited(asked: Sequence[Asked]) -> float:
         hits += min(ready, one.usable)
         held.update(one.keys)
     return hits / sum(len(one.keys) for one in asked)
+
+
+def whole(asked: Sequence[Asked]) -> float:
+    """The ratio where all of it was stored before."""
+    return sum(one.usable for one in asked) / sum(len(one.keys) for one in asked)
 
 
 def l1_extents(asked: Sequence[Asked]) -> int:
@@ -183,6 +188,7 @@ def launch(
     folder: Path, arena_dir: Path, asked: Sequence[Asked], *more: str, at_exit: str = "remove"
 ) -> ServerProcess:
     """A server whose L1 is a quarter of all blocks."""
+    folder.mkdir(exist_ok=True)
     l1_bytes = l1_extents(asked) * EXTENT_BYTES
     sizes = ("--l1-size", str(l1_bytes), "--extent-size", str(EXTENT_BYTES))
     server = ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)
