@@ -330,8 +330,10 @@ class Tier:
             self._count(job, job.effect, statuses)
             self.breaker.note(statuses.count(Status.ERROR) < len(statuses))
         elif not isinstance(job.effect, TierKeep | TierList):
-            # What it can neither list nor remember says nothing of how it reads and writes.
-            self.breaker.note(statuses is not None)
+            # What it can neither list nor remember says nothing of how it reads and writes, and
+            # what it cannot forget yet is asked of it again and again.
+            if statuses is not None or not isinstance(job.effect, TierDrop):
+                self.breaker.note(statuses is not None)
             self.count("errors", statuses is None)
         job.over(statuses, count)
         self._pump()

@@ -289,6 +289,17 @@ def test_a_namespace_is_described_once_until_it_is_cleared_or_another_porter_com
     assert not [job for job in bench.sent() if isinstance(job, fx.TierKeep)]
 
 
+def test_what_is_not_forgotten_yet_shuts_nobody_else_out() -> None:
+    """A store may need many calls for a large namespace."""
+    bench = Bench()
+    for _ in range(2 * MAX_FAILURES):
+        bench.tier.drop(SPACE, b"", 1, bench.over("clear"))
+        (job,) = bench.sent()
+        bench.tier.done(job.job, None)
+    assert bench.is_open()
+    assert bench.figure("errors") == 2 * MAX_FAILURES
+
+
 def test_what_cannot_be_listed_or_kept_says_nothing_of_how_a_tier_reads() -> None:
     bench = Bench()
     for number in range(2 * MAX_FAILURES):
