@@ -35,7 +35,7 @@ LEAST_PIECE_BYTES = MIB
 """A short run is cut into smaller pieces, so that several are read at once; not into smaller ones
 than this."""
 
-PIECE_PARTS = 256
+PIECE_PARTS = 128
 """Most parts of a piece, unless one chunk has more: naming them all is one slice's work."""
 
 BEGIN_SHARDS = 32
@@ -100,6 +100,7 @@ class Reads:
         wanted = min(self._piece_bytes, max(LEAST_PIECE_BYTES, run.count * chunk_bytes // PIECES))
         most = max(1, PIECE_PARTS // len(run.shares))
         run.chunks_per_piece = max(1, min(most, wanted // chunk_bytes))
+        yield MORE
 
     def may_send(self, run: Run) -> bool:
         """Whether a run wants another piece, and is to have it now."""
