@@ -35,7 +35,7 @@ def test_a_lost_store_is_a_miss_in_time_and_comes_back(
             times = losing.through(server, engine, tier, loss, working_set)
             times.tell(f"{kind} {name}")
             assert times.longest_s < DEADLINE_S + SLACK_S
-            assert times.longest_l1_s < SLACK_S
+            assert times.longest_l1_s < DEADLINE_S, "it waits for nobody"
             if "node" not in name and "primary" not in name:
                 # All of it was lost: the waiting was spared, and nothing came all the same.
                 assert times.noticed_s is not None

@@ -12,7 +12,7 @@ from server.porter.engines import open_tier
 from server.tiers import valkey as valkeytier
 from server.tiers import valkeylink
 from server.tiers.doubts import Doubts
-from server.tiers.interface import Moving, Name, Tier, TierError
+from server.tiers.interface import Moving, Name, Tier, TierError, Touching
 from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled
@@ -20,6 +20,8 @@ from tests.stores.parts import fetched, filled
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR = Status
 FULL = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
 LRU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
+LFU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lfu", "--maxmemory-samples", "64")
+"""A single use counts, and all keys are looked at; the clock of the other policy has seconds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -197,6 +199,20 @@ def test_each_value_that_is_carried_is_a_sign_of_life(tier: Tier) -> None:
     tier.moved = lambda: None
 
 
+def test_touching_says_what_is_there_and_keeps_it_where_the_store_evicts(tmp_path: Path) -> None:
+    with valkey.single(tmp_path, *LFU) as node:
+        tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
+        assert isinstance(tier, Touching)
+        used, unused = (parts.names(filled(number)) for number in (0, 1))
+        assert tier.batch_put(filled(0, 1, slot_bytes=1 << 20)) == [OK, OK]
+        assert tier.touch(used) == [OK]
+        assert set(tier.batch_put(filled(*range(2, 40), slot_bytes=1 << 20))) == {OK}
+        assert tier.touch(used + unused) == [OK, ABSENT]
+        node.kill()
+        assert tier.touch(used) == [ERROR]
+        tier.close()
+
+
 def test_many_names_are_asked_at_once(tier: Tier) -> None:
     tier.batch_put(filled(0, 1500))
     found = tier.batch_exists([Name(parts.FINGERPRINT, parts.key(n), 0) for n in range(2048)])
@@ -282,7 +298,8 @@ def test_passwords_by_file_and_environment(tmp_path: Path, monkeypatch: pytest.M
 def user(name: str) -> tuple[str, ...]:
     """What the docs say that a user needs, and no more."""
     commands = (
-        *("+mget", "+mset", "+exists", "+unlink", "+scan", "+info", "+ping", "+hello", "+auth"),
+        *("+mget", "+mset", "+exists", "+touch", "+unlink", "+scan", "+info", "+ping", "+hello"),
+        "+auth",
         *("+client|setname", "+client|setinfo", "+cluster|slots", "+cluster|info", "+asking"),
     )
     return ("--user", name, "on", f">{valkey.PASSWORD}", "~{kvkeep/1/*", *commands)
@@ -296,6 +313,8 @@ def test_a_user_of_a_cluster_needs_little(tmp_path: Path, monkeypatch: pytest.Mo
         assert tier.batch_put(filled(*range(12))) == [OK] * 12
         assert fetched(tier, *range(12)) == [OK] * 12
         assert tier.batch_exists(parts.names(filled(5, 50))) == [True, False]
+        assert isinstance(tier, Touching)
+        assert tier.touch(parts.names(filled(5, 50))) == [OK, ABSENT]
         tier.delete(parts.names(filled(5)))
         assert fetched(tier, 5) == [ABSENT]
         assert tier.health().ok
