@@ -104,7 +104,10 @@ class Tier(Protocol):
     """
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """Which values are there; a hint, and False for whatever cannot be asked."""
+        """Which values are there; a hint, and False for whatever cannot be asked.
+
+        One that cannot be asked at all raises instead.
+        """
         ...
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:

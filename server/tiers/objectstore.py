@@ -102,8 +102,16 @@ class ObjectStore:
         self._threads = ThreadPoolExecutor(concurrency * REQUESTS_PER_THREAD, "kvkeep-s3")
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """As the interface says; what was seen lately is not asked for again."""
-        return self._all(names, EXISTS_S, False, self._is_there)
+        """As the interface says; what was seen lately is not asked for again.
+
+        Raises:
+            TierError: not even the first can be asked, which is not the same as that it is absent.
+        """
+        late: bool | BaseException = False
+        answers = self._all(names, EXISTS_S, late, self._is_there)
+        if answers and isinstance(answers[0], BaseException):
+            raise TierError(self._told(answers[0]))
+        return [answer is True for answer in answers]
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; nothing is written into a part once this returned."""
@@ -185,13 +193,13 @@ class ObjectStore:
         # All of them are waited for: a thread that is left behind would fill a slot later.
         return [*map(Future.result, [self._threads.submit(one, item) for item in items])]
 
-    def _is_there(self, name: Name) -> bool:
+    def _is_there(self, name: Name) -> bool | BaseException:
         if self._seen.has(name):
             return True
         try:
             return self._size(name) >= 0
-        except self._errors:
-            return False
+        except self._errors as error:
+            return error
 
     def _size(self, name: Name) -> int:
         """Bytes of the object, -1 when it is not there."""

@@ -78,8 +78,15 @@ class Valkey:
         self.moved: Callable[[], None] = lambda: None
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """As the interface says; both keys of a value count."""
-        return [answer == 2 for answer in self._ask(names)]
+        """As the interface says; both keys of a value count.
+
+        Raises:
+            TierError: not even the first can be asked, which is not the same as that it is absent.
+        """
+        answers = self._ask(names)
+        if answers and isinstance(answers[0], Exception):
+            raise TierError(f"valkey: {one_line(answers[0])}")
+        return [answer == 2 for answer in answers]
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; the store's bytes go into the slot, without a copy in Python."""
