@@ -19,8 +19,8 @@ from tests.repository.sampled import left_out
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two busy cores decide how long one example takes, so no deadline per example: each test's own
-# time-out bounds it. "ci" tries more, "quick" is for the further interpreters; the seed comes from
-# --hypothesis-seed (see .ci/run).
+# time-out bounds it. "thorough" is for `make slow`, "quick" for the further interpreters; the seed
+# comes from --hypothesis-seed (see .ci/run).
 settings.register_profile(
     "default",
     deadline=None,
@@ -29,7 +29,8 @@ settings.register_profile(
     database=None,
 )
 settings.register_profile("quick", settings.get_profile("default"), max_examples=15)
-settings.register_profile("ci", settings.get_profile("default"), max_examples=120, print_blob=True)
+settings.register_profile("ci", settings.get_profile("default"), print_blob=True)
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=120)
 configuration.set_hypothesis_home_dir(ROOT / "build" / "hypothesis")
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Skip what this machine cannot run, in words; CI may not skip the Node.js client.
 
     ``KV_SAMPLE=1/3`` keeps the second third of the files. In CI
-    each of the other interpreters runs a ninth. ``KV_SAMPLED``, a seed, draws from families of
+    each of the other interpreters runs a twelfth. ``KV_SAMPLED``, a seed, draws from families of
     tests (``tests/repository/sampled.py``), but from none where only what failed is run again.
     """
     part, parts = map(int, os.environ.get("KV_SAMPLE", "0/1").split("/"))

@@ -67,8 +67,11 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
         suite_step(
             f"property tests, round {number + 1} of {rounds}",
             build / f"slow-properties-{number}.xml",
-            ("-m", f"hypothesis and {MARKS}", f"--hypothesis-seed={seed + number}"),
-            {} if quick else {"CI": "true"},
+            (
+                *("-m", f"hypothesis and {MARKS}", f"--hypothesis-seed={seed + number}"),
+                f"--hypothesis-profile={'default' if quick else 'thorough'}",
+            ),
+            {},
             limit_s=900,
         )
         for number in range(rounds)
