@@ -23,6 +23,9 @@ SIZES = [
     pytest.param(SAMPLE, id="sample"),
     pytest.param(WHOLE, id="whole", marks=pytest.mark.slow),
 ]
+FEW = 6
+"""Blocks: 0.002 of the whole workload."""
+
 AS_LONG_AS_THE_SERVER = {**SETTINGS, "TRTLLM_KVKEEP_QUERY_BUDGET_MS": "2000"}
 """The engine waits for longer than the deadline, so that it is the server's that counts."""
 
@@ -52,33 +55,35 @@ def test_without_a_tier_it_hits_what_an_independent_count_says(
     assert abs(result.ratio - sum(expected) / total) <= 0.002
 
 
+@pytest.mark.parametrize("agentic", SIZES)
 def test_with_a_disk_and_time_it_hits_what_an_unlimited_cache_does(
-    short_dir: Path, shm_dir: Path, tmp_path: Path
+    short_dir: Path, shm_dir: Path, tmp_path: Path, agentic: Agentic
 ) -> None:
     url = f"disk:{tmp_path}/tier?size=64M"
     model = tmp_path / "model"
-    with WHOLE.launch(short_dir, shm_dir / "a", "--l2", url, *PATIENT, at_exit="keep") as server:
-        result = WHOLE.play(server.url, model, SLOW_BUT_WHOLE)
-        assert result.hits == WHOLE.unlimited(), misses(server)
-        again = WHOLE.play(server.url, model, SLOW_BUT_WHOLE)
-        assert again.hits == WHOLE.whole(), misses(server)
+    with agentic.launch(short_dir, shm_dir / "a", "--l2", url, *PATIENT, at_exit="keep") as server:
+        result = agentic.play(server.url, model, SLOW_BUT_WHOLE)
+        assert result.hits == agentic.unlimited(), misses(server)
+        again = agentic.play(server.url, model, SLOW_BUT_WHOLE)
+        assert again.hits == agentic.whole(), misses(server)
         server.kill()
     shutil.rmtree(shm_dir / "a")  # a reboot of the host
-    with WHOLE.launch(short_dir, shm_dir / "a", "--l2", url, *PATIENT) as server:
-        assert WHOLE.play(server.url, model, SLOW_BUT_WHOLE).hits == WHOLE.whole()
+    with agentic.launch(short_dir, shm_dir / "a", "--l2", url, *PATIENT) as server:
+        assert agentic.play(server.url, model, SLOW_BUT_WHOLE).hits == agentic.whole()
 
 
+@pytest.mark.parametrize("agentic", SIZES)
 def test_with_a_disk_as_it_is_shipped_each_miss_has_a_reason(
-    short_dir: Path, shm_dir: Path, tmp_path: Path
+    short_dir: Path, shm_dir: Path, tmp_path: Path, agentic: Agentic
 ) -> None:
     url = f"disk:{tmp_path}/tier?size=64M"
-    with WHOLE.launch(short_dir, shm_dir / "a", "--l2", url) as server:
-        result = WHOLE.play(server.url, tmp_path / "model", AS_SHIPPED)
+    with agentic.launch(short_dir, shm_dir / "a", "--l2", url) as server:
+        result = agentic.play(server.url, tmp_path / "model", AS_SHIPPED)
         found = misses(server)
     total = sum(one.num_blocks for one in result.played.seen)
-    print(f"ratio {result.ratio:.4f}, without a tier {sum(WHOLE.counted()) / total:.4f}, {found}")
-    assert sum(WHOLE.counted()) / total <= result.ratio + 0.002
-    assert all(hit <= most for hit, most in zip(result.hits, WHOLE.unlimited(), strict=True))
+    print(f"ratio {result.ratio:.4f}, without a tier {sum(agentic.counted()) / total:.4f}, {found}")
+    assert sum(agentic.counted()) <= sum(result.hits) + FEW
+    assert all(hit <= most for hit, most in zip(result.hits, agentic.unlimited(), strict=True))
     assert sum(found.values()) > 0
 
 
