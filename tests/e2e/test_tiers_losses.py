@@ -16,6 +16,7 @@ from tests.tiers.losing import DEADLINE, DEADLINE_S, SLACK_S
 from tests.tiers.rig import CHAIN, TierEngine, chains, counters, filled, serve
 from tests.wire.process import wait_until
 
+REASONS = ("cold", "evicted", "deadline", "tier_error", "no_room")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -34,11 +35,16 @@ def test_a_lost_store_is_a_miss_in_time_and_comes_back(
         ):
             times = losing.through(server, engine, tier, loss, working_set)
             times.tell(f"{kind} {name}")
+            told = counters(server)
+            misses = {reason: told.get(f"miss_chunks_{reason}", 0) for reason in REASONS}
+            print(f"{kind} {name} misses {misses}")
             assert times.longest_s < DEADLINE_S + SLACK_S
             assert times.longest_l1_s < DEADLINE_S, "it waits for nobody"
             if "node" not in name and "primary" not in name:
                 # All of it was lost: the waiting was spared, and nothing came all the same.
                 assert times.noticed_s is not None
+                assert misses["tier_error"] > 0
+                assert misses["cold"] == misses["evicted"] == 0, "nobody knows that it is not there"
                 assert times.lookups > 2 * losing.LOST_S / DEADLINE_S
             if loss.keeps:
                 assert [engine.fetch(keys) for keys in working_set] == [CHAIN] * len(working_set)
