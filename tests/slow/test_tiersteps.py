@@ -22,6 +22,8 @@ def test_without_traces_two_steps_say_what_to_set(
     page = "docs/scale.md"
     assert page in line
     assert TRACES in (ROOT / page).read_text(encoding="utf-8")
+    monkeypatch.setenv(TRACES, str(tmp_path / "none"))
+    assert len([step for step in tier_steps(1, tmp_path, quick=False) if step.lacks]) == 2
     monkeypatch.setenv(TRACES, str(tmp_path))
     assert not any(step.lacks for step in tier_steps(1, tmp_path, quick=False))
 

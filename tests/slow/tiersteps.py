@@ -86,7 +86,8 @@ def _beside_tier(quick: bool) -> Step:
 
 def _suites(seed: int, build: Path) -> list[Step]:
     """Whole traces, the workloads at full length, real stores in trouble, long random sequences."""
-    lacks = "" if os.environ.get(TRACES) else WITHOUT_TRACES
+    folder = os.environ.get(TRACES, "")
+    lacks = "" if folder and Path(folder).is_dir() else WITHOUT_TRACES
     seeded = f"--hypothesis-seed={seed}"
     return [
         suite_step(
