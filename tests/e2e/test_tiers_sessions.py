@@ -1,8 +1,7 @@
-"""Recorded sessions of coding agents on a quarter of their L1; the traces are not part of the tree.
+"""Recorded sessions of coding agents on a quarter of their L1; the traces are not in the tree.
 
-``KV_TRACES`` names a folder with ``trace_*.json`` files (48 sessions of
-callanjfox/kv-cache-tester
-are what the expected figures are of).
+``KV_TRACES`` names a folder with ``trace_*.json`` files, in it or below: docs/scale.md says which
+are expected, and where they are from.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 Every block of 64 tokens is one chunk of 4 KiB whose bytes follow from its key; what a server says
 it has is read and compared. L1 holds a quarter of all blocks. Prints the ratio of hits to blocks,
 what it is for an unlimited cache, what an independent count says of L1 alone, and misses by reason.
-TRACES is a folder with ``trace_*.json`` files; the format is that of callanjfox/kv-cache-tester.
-Knows the wire and the counters only. Runs in a process of its own; the server is its child.
+TRACES is a folder with ``trace_*.json`` files, in it or below; the format is that of
+callanjfox/kv-cache-tester. Knows the wire and the counters only. Runs in a process of its own; the
+server is its child.
 """
 
 from __future__ import annotations
