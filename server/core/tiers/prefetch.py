@@ -24,12 +24,14 @@ class Waiter:
         timer: of the end of its wait.
         is_over: its wait is over: it is answered with what is there.
         is_matching: what is there is being looked at, in slices.
+        is_stale: since that began a reader has mapped something, which it may leave out.
     """
 
     ticket: Ticket
     timer: int = 0
     is_over: bool = False
     is_matching: bool = False
+    is_stale: bool = False
 
 
 @dataclass(eq=False)

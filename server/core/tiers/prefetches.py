@@ -206,9 +206,14 @@ class Prefetches:
 
     def _matched(self, prefetch: Prefetch, waiter: Waiter, match: Match) -> None:
         waiter.is_matching = False
+        is_stale, waiter.is_stale = waiter.is_stale, False
         if waiter.ticket.done:
             return
-        final = prefetch.is_final and (prefetch.is_late or self._is_mapped(prefetch, match))
+        if is_stale and not waiter.is_over:
+            self._match(prefetch, waiter)
+            return
+        is_whole = prefetch.is_late or self._is_mapped(prefetch, match)
+        final = prefetch.is_final and not is_stale and is_whole
         if not final and not waiter.is_over:
             return
         try:
@@ -248,6 +253,8 @@ class Prefetches:
     def mapped(self, instance: Instance) -> None:
         """A reader of an engine has mapped something: what waited for that may be answered."""
         for prefetch in list(self.by_instance.get(instance.instance, {}).values()):
+            if prefetch.waiter is not None:
+                prefetch.waiter.is_stale = prefetch.waiter.is_matching
             if prefetch.is_final:
                 self._settle(prefetch)
 
