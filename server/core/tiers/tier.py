@@ -329,7 +329,7 @@ class Tier:
                 statuses = bytes([Status.ERROR]) * len(job.effect.parts)
             self._count(job, job.effect, statuses)
             self.breaker.note(statuses.count(Status.ERROR) < len(statuses))
-        elif not isinstance(job.effect, TierKeep | TierList):
+        elif not isinstance(job.effect, Asked):
             # What it can neither list nor remember says nothing of how it reads and writes, and
             # what it cannot forget yet is asked of it again and again.
             if statuses is not None or not isinstance(job.effect, TierDrop):

@@ -304,12 +304,14 @@ def test_what_cannot_be_listed_or_kept_says_nothing_of_how_a_tier_reads() -> Non
     bench = Bench()
     for number in range(2 * MAX_FAILURES):
         bench.tier.list_there(Listed.NEXT, SPACE, bench.over(f"list {number}"))
+    for number in range(MAX_FAILURES):
+        bench.tier.touch(SPACE, b"k" * 16, 1, bench.over(f"touch {number}"))
     bench.tier.keep(SPACE, b"what it is")
     for job in bench.sent():
-        if isinstance(job, fx.TierList | fx.TierKeep):
+        if isinstance(job, fx.Asked):
             bench.tier.done(job.job, None)
     assert bench.is_open()
-    assert [statuses for _, statuses, _ in bench.ended] == [None] * (2 * MAX_FAILURES)
+    assert [statuses for _, statuses, _ in bench.ended] == [None] * (3 * MAX_FAILURES)
     bench.tier.lost()
     bench.tier.list_there(Listed.NEXT, SPACE, bench.over("down"))
     assert bench.ended[-1] == ("down", None, 0)
