@@ -326,13 +326,18 @@ class Catalog:
                 segment.busy -= 1
 
     def note_uses(self) -> None:
-        """Notes the last use of what was used since, for the index file."""
+        """Notes the last use of what was used since, for the index file.
+
+        The lock is let go of now and then: each note is a small write.
+        """
         with self.lock:
-            touched, self._touched = self._touched, set()
-            for packed in touched:
-                place = self._unpack(packed)
-                if place is not None and place.segment.states[place.slot] == State.USED:
-                    self._note(place.segment.name(place.slot), self._entry(place))
+            touched, self._touched = list(self._touched), set()
+        for at in range(0, len(touched), _HELD_NAMES):
+            with self.lock:
+                for packed in touched[at : at + _HELD_NAMES]:
+                    place = self._unpack(packed)
+                    if place is not None and place.segment.states[place.slot] == State.USED:
+                        self._note(place.segment.name(place.slot), self._entry(place))
 
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
         """All values; the caller holds the lock."""

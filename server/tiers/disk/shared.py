@@ -21,6 +21,7 @@ from server.tiers.disk.files import (
     blocks,
     open_direct,
     read_all,
+    shortage,
     status_of,
     write_all,
 )
@@ -136,7 +137,7 @@ class SharedTier:
         """Writes and removes a small file; makes the folder again if it vanished."""
         note = ""
         try:
-            self._files.make_folder(self._folder)
+            self._make_again()
             self._probe()
         except OSError as error:
             note = f"{self._folder}: {error.strerror}"
@@ -146,6 +147,7 @@ class SharedTier:
             used_bytes=self._keeper.used_bytes,
             capacity_bytes=self._size_bytes,
             note="; ".join(filter(None, (note, counters))),
+            warning=shortage(self._files, self._folder, self._size_bytes),
         )
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -296,7 +298,7 @@ class SharedTier:
             self._keeper.release(size_bytes)
             status = status_of(error)
             kind = "disk full" if status is Status.NO_ROOM else "write errors"
-            self._troubles.tell(kind, error.strerror)
+            self._troubles.tell(kind, f"{self._folder}: {error.strerror}")
             return status if status is Status.NO_ROOM else Status.ERROR
         self._keeper.used(path, used_ns, size_bytes)
         return Status.OK
@@ -338,9 +340,18 @@ class SharedTier:
         try:
             return open_direct(self._files, path, flags)
         except FileNotFoundError:
-            self._files.make_folder(os.path.dirname(path))
+            self._make_again()
+            fan = os.path.dirname(path)
+            self._files.make_folder(os.path.dirname(fan))
+            self._files.make_folder(fan)
             self._keeper.charge(2 * BLOCK_BYTES)
         return open_direct(self._files, path, flags)
+
+    def _make_again(self) -> None:
+        """Makes the tier's folder if it is gone, with what this server kept of namespaces."""
+        if self._files.make_folder(self._folder):
+            self._troubles.tell("made anew", f"{self._folder} was gone; what it had is forgotten")
+            self._described.restore()
 
     def _sync(self, folder: str) -> None:
         """What was forgotten in a folder does not come back after a crash of the machine."""

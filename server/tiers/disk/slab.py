@@ -25,6 +25,7 @@ from server.tiers.disk.files import (
     HeaderBlocks,
     blocks,
     read_all,
+    shortage,
     status_of,
     write_all,
 )
@@ -133,6 +134,7 @@ class SlabTier:
             used_bytes=used,
             capacity_bytes=self._plan.size_bytes,
             note="; ".join(filter(None, (note, counters))),
+            warning=shortage(self._files, self._folder, self._plan.size_bytes),
         )
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -152,6 +154,8 @@ class SlabTier:
         with self._entered() as store:
             if store is not None and store.hold.is_held():
                 self._described.keep(fingerprint, text)
+            else:
+                self._described.remember(fingerprint, text)
 
     def namespaces(self) -> list[bytes]:
         """See ``Lister``; those described first, and then any others that have values."""
@@ -229,6 +233,12 @@ class SlabTier:
             self._store, lost = store, self._store
         if lost is not None:
             lost.close()
+        if store.is_new:
+            self._troubles.tell("made anew", f"{self._folder} was gone; what it had is forgotten")
+        try:
+            self._described.restore()
+        except OSError as error:
+            self._troubles.tell("write errors", error.strerror)
         return ""
 
     def _is_there(self, store: Store) -> bool:

@@ -218,6 +218,33 @@ def test_last_uses_are_noted_when_asked_for() -> None:
     assert name(2) not in noted
 
 
+def test_last_uses_are_noted_a_few_at_a_time() -> None:
+    waited: list[int] = []
+    held: list[bytes] = []
+
+    def note(one: bytes, entry: Entry | None) -> None:
+        held.append(one)
+
+    class Lock:
+        """Notes how much was written under it each time."""
+
+        def __enter__(self) -> None:
+            held.clear()
+
+        def __exit__(self, *exc_info: object) -> None:
+            waited.append(len(held))
+
+    catalog = Catalog(1, 1 << 20, note)
+    catalog.add(segment(1, 600))
+    for number in range(600):
+        store(catalog, number)
+        catalog.touch(name(number), 1)
+    catalog.lock = Lock()  # type: ignore[assignment]
+    catalog.note_uses()
+    assert sum(waited) == 600
+    assert max(waited) <= 256
+
+
 def test_victims_are_chosen_many_at_a_time_and_still_the_oldest() -> None:
     count = 10 * catalogs.VICTIMS_SHARE
     catalog, _ = made(count)

@@ -207,6 +207,11 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(TierError, match=r"file/l2: Not a directory$"):
         SharedTier(str(tmp_path / "file" / "l2"), SIZE, "disk")
+    with pytest.raises(TierError, match=r"/file: it is there and is no folder$"):
+        SharedTier(str(tmp_path / "file"), SIZE, "disk")
+    with pytest.raises(TierError, match=f"{tmp_path / 'nvme'} is not there, "):
+        SharedTier(str(tmp_path / "nvme" / "l2"), SIZE, "disk")
+    assert not (tmp_path / "nvme").exists()
 
 
 def test_a_value_longer_than_the_folder_has_no_room(opened: Open) -> None:

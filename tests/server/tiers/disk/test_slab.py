@@ -293,8 +293,13 @@ def test_a_truncated_file_is_a_miss_and_heals(opened: Open, tmp_path: Path) -> N
 def test_a_vanished_folder_is_made_anew(opened: Open, tmp_path: Path) -> None:
     tier = opened()
     put(tier, 0)
+    tier.keep_namespace(FINGERPRINT, b"what it is")
     shutil.rmtree(tmp_path / "l2")
+    tier.keep_namespace(OTHER, b"told meanwhile")
     assert tier.health().ok
+    assert tier.troubles.of("made anew") == 1
+    assert tier.namespace(FINGERPRINT) == b"what it is", "nobody tells it once more"
+    assert tier.namespace(OTHER) == b"told meanwhile"
     assert get(tier, 0) is Status.ABSENT
     assert put(tier, 0) == {Status.OK}
     assert get(tier, 0) is Status.OK
@@ -327,6 +332,33 @@ def test_a_folder_that_cannot_be_is_an_error_in_one_line(tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     with pytest.raises(TierError, match=r"file/l2: Not a directory$"):
         SlabTier(str(tmp_path / "file" / "l2"), SIZE, "disk")
+    with pytest.raises(TierError, match=r"/file: it is there and is no folder$"):
+        SlabTier(str(tmp_path / "file"), SIZE, "disk")
+
+
+def test_folders_above_it_are_not_made(opened: Open, tmp_path: Path) -> None:
+    mounted = tmp_path / "nvme"
+    with pytest.raises(TierError, match=f"{mounted} is not there, .* not mounted"):
+        SlabTier(str(mounted / "l2"), SIZE, "disk")
+    mounted.mkdir()
+    tier = SlabTier(str(mounted / "l2"), SIZE, "disk")
+    put(tier, 0)
+    mounted.rename(tmp_path / "away")
+    assert "not mounted" in tier.health().note
+    assert not mounted.exists()
+    (tmp_path / "away").rename(mounted)
+    assert tier.health().ok
+    assert get(tier, 0) is Status.OK
+    tier.close()
+
+
+def test_a_size_beyond_the_file_system_is_said_and_what_is_there_is_used(opened: Open) -> None:
+    files = FaultyFiles()
+    files.small = (8 * MIB, 2 * MIB)
+    tier = opened(size=1 << 40, files=files)
+    assert "l2: size=1T, and its file system has 8M in all" in tier.health().warning
+    assert put(tier, 0) == {Status.OK}
+    assert get(tier, 0) is Status.OK
 
 
 def test_files_are_for_this_user_alone(opened: Open, tmp_path: Path) -> None:
