@@ -69,8 +69,10 @@ def _judge(spec: TierSpec, missing: list[str]) -> Finding:
     if spec.kind != "disk":
         return Finding(Level.OK, _ABOUT, where)
     folder = Path(spec.location)
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
+    if not folder.parent.is_dir():
+        advice = "make it, or mount its disk: the tier makes the last folder only"
+        return Finding(Level.ERROR, _ABOUT, f"{where}: {folder.parent} is not there", advice)
+    folder = folder if folder.is_dir() else folder.parent
     free_bytes = _free_bytes(folder)
     size_bytes = spec.number("size")
     text = f"{where}: up to {format_size(size_bytes)}, {format_size(free_bytes)} free in {folder}"

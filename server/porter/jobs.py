@@ -21,6 +21,7 @@ from protocol.ids import ID_BYTES
 from server.core.tiers.parts import Status
 from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
+from server.porter.notes import Warned
 from server.porter.pace import Pace
 from server.porter.wire import Answer, Command, Kind
 from server.tiers import values
@@ -52,6 +53,7 @@ class Performer:
         stopping: set when nothing new is to be begun.
         moved: called after each batch, from the thread that did it; and from any thread after each
             part, by a tier that says so.
+        warned: what was told of the tier's health so far; None for nothing.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Performer:
         bytes_s: int,
         stopping: threading.Event,
         moved: Callable[[], None],
+        warned: Warned | None = None,
     ) -> None:
         self._tier = tier
         self._memory = memory
         self._pace_in, self._pace_out = Pace(bytes_s, stopping), Pace(bytes_s, stopping)
         self._stopping = stopping
         self._moved = moved
+        self._warned = warned or Warned()
         self._listings = Listings(tier, moved)
         if isinstance(tier, Moving):
             tier.moved = moved
@@ -115,6 +119,8 @@ class Performer:
             else:
                 self._forget(command)
             return Answer(kind, number)
+        except CannotListError:  # as documented of this kind of tier: nobody's log needs it
+            return Answer(kind, number, error="")
         except BaseException as error:  # noqa: BLE001 - bindings to Rust raise such; a thread of
             # a porter outlives it
             return Answer(kind, number, error=told(error))
@@ -213,6 +219,7 @@ class Performer:
     def _health(self, command: Command) -> Answer:
         with self._calling(CALL_S):
             health = self._tier.health()
+        self._warned.tell(health.warning if health.ok else "")
         return Answer(
             Kind.HEALTH,
             command.number,
@@ -249,7 +256,7 @@ def told(error: BaseException) -> str:
     Its text is left out, but for what is meant for people and for the system's own errors: it may
     hold what the library was given, credentials included.
     """
-    if isinstance(error, CannotListError | TierError):
+    if isinstance(error, TierError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"

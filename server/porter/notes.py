@@ -8,8 +8,14 @@ filled by any thread of a porter, emptied by its main thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
+
+_log = logging.getLogger("kvkeep.porter")
+
+AGAIN_S = 60.0
+"""So often a warning is told again while it stays as it is."""
 
 MAX_NOTES = 16
 """Kept until they are sent; older ones give way."""
@@ -42,3 +48,28 @@ class Notes(logging.Handler):
     def __bool__(self) -> bool:
         """Whether there is one."""
         return bool(self._texts)
+
+
+class Warned:
+    """What was last said of a tier that serves and may be of little use.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._text = ""
+        self._again_s = 0.0
+
+    def tell(self, text: str) -> None:
+        """Logs a warning that is new, or was told long ago.
+
+        Args:
+            text: as the tier says it now; empty for none.
+        """
+        now_s = self._clock()
+        if text and (text != self._text or now_s >= self._again_s):
+            _log.warning("%s", text)
+            self._again_s = now_s + AGAIN_S
+        self._text = text

@@ -81,12 +81,15 @@ class Health:
         used_bytes: taken, as far as it knows; advisory.
         capacity_bytes: of the whole, as far as it knows, 0 for unknown; advisory.
         note: one line for people, without secrets.
+        warning: of one that serves: why it may be of little use; the log has it at once, and again
+            now and then while it stays so. Without secrets.
     """
 
     ok: bool
     used_bytes: int = 0
     capacity_bytes: int = 0
     note: str = ""
+    warning: str = ""
 
 
 class TierError(Exception):

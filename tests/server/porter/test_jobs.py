@@ -228,10 +228,13 @@ def test_forgetting(rig: Rig) -> None:
     assert {name.fingerprint for name in rig.tier.kept} == {OTHER}
 
 
-def test_health_as_it_says(rig: Rig) -> None:
+def test_health_as_it_says(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.tier.health_now = Health(ok=True, used_bytes=5, capacity_bytes=-1)
     answer = rig.performer.perform(Command(Kind.HEALTH, 6))
     assert (answer.error, answer.used_bytes, answer.capacity_bytes) == (None, 5, 0)
+    rig.tier.health_now = Health(ok=True, warning="of little use")
+    assert rig.performer.perform(Command(Kind.HEALTH, 6)).error is None
+    assert caplog.messages == ["of little use"]
     rig.tier.health_now = Health(ok=False, note="full")
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error == "full"
     rig.tier.health_now = Health(ok=False)

@@ -355,8 +355,8 @@ def test_folders_above_it_are_not_made(opened: Open, tmp_path: Path) -> None:
 def test_a_size_beyond_the_file_system_is_said_and_what_is_there_is_used(opened: Open) -> None:
     files = FaultyFiles()
     files.small = (8 * MIB, 2 * MIB)
-    tier = opened(size=1 << 40, files=files)
-    assert "l2: size=1T, and its file system has 8M in all" in tier.health().warning
+    tier = opened(size=64 << 30, files=files)
+    assert "l2: size=64 GiB, and its file system has 8 MiB in all" in tier.health().warning
     assert put(tier, 0) == {Status.OK}
     assert get(tier, 0) is Status.OK
 
