@@ -31,6 +31,7 @@ from tests.server.tiers.disk.rig import (
     name_of,
     put,
 )
+from tests.wire.process import wait_until
 
 SIZE = 16 * MIB
 BIG = 65_536
@@ -290,30 +291,6 @@ def test_what_namespaces_are_is_shared_and_goes_with_them(opened: Open, tmp_path
     assert there.namespaces() == []
 
 
-def test_what_is_touched_stays_though_nobody_reads_it(opened: Open) -> None:
-    tier = opened(size=2 * MIB)
-    put(tier, *range(4))
-    time.sleep(0.01)
-    assert tier.touch([name_of(number) for number in (0, 1, 77)]) == [
-        *(Status.OK, Status.OK),
-        Status.ABSENT,
-    ]
-    number = 100
-    while tier.batch_exists([name_of(2)])[0] and number < 400:
-        time.sleep(0.001)
-        put(tier, number)
-        number += 1
-    assert tier.batch_exists([name_of(one) for one in (0, 1, 2)]) == [True, True, False]
-
-
-def test_what_cannot_be_touched_is_neither_there_nor_gone(opened: Open) -> None:
-    files = FaultyFiles()
-    tier = opened(files=files)
-    put(tier, 1)
-    files.fail("open")
-    assert tier.touch([name_of(1)]) == [Status.ERROR]
-
-
 @pytest.mark.parametrize("call", ["rename", "remove"])
 def test_what_cannot_be_forgotten_is_told(opened: Open, call: str) -> None:
     """Else the server would read it again as if it had been."""
@@ -341,6 +318,7 @@ def test_what_was_forgotten_is_forgotten_on_the_disk_too(opened: Open, tmp_path:
     files.synced.clear()
     tier.clear(FINGERPRINT)  # finds nothing to rename, and syncs what the first one did
     assert files.synced == [root]
+    assert wait_until(lambda: not list(Path(root).glob(".cleared-*")))
     shutil.rmtree(root)
     tier.clear(FINGERPRINT)
     tier.delete([two.name])
