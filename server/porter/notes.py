@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 _log = logging.getLogger("kvkeep.porter")
 
-AGAIN_S = 60.0
-"""So often a warning is told again while it stays as it is."""
+AGAIN_S, MOST_AGAIN_S = 60.0, 3600.0
+"""After so long a warning that stays as it is is told again, each time after twice as long as
+before, up to the second."""
 
 MAX_NOTES = 16
 """Kept until they are sent; older ones give way."""
@@ -60,7 +61,7 @@ class Warned:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._text = ""
-        self._again_s = 0.0
+        self._again_s = self._pause_s = 0.0
 
     def tell(self, text: str) -> None:
         """Logs a warning that is new, or was told long ago.
@@ -69,7 +70,11 @@ class Warned:
             text: as the tier says it now; empty for none.
         """
         now_s = self._clock()
-        if text and (text != self._text or now_s >= self._again_s):
+        if text and text != self._text:
+            self._pause_s = AGAIN_S / 2
+            self._again_s = now_s
+        if text and now_s >= self._again_s:
             _log.warning("%s", text)
-            self._again_s = now_s + AGAIN_S
+            self._pause_s = min(2 * self._pause_s, MOST_AGAIN_S)
+            self._again_s = now_s + self._pause_s
         self._text = text

@@ -309,7 +309,8 @@ class Mooncake:
                 [key], [[block.address]], size, config
             )
             if code == _NO_ROOM:
-                return Health(True, note="mooncake: the cluster has no room, or no node")
+                text = "mooncake: nothing can be written: the cluster has no room, or no node"
+                return Health(True, note=text, warning=text)
             if code != 0:
                 return Health(False, note=f"mooncake: a value cannot be written (code {code})")
             block.data[: len(wanted)] = bytes(len(wanted))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from server.tiers.doubts import Doubts
@@ -28,8 +29,8 @@ CLEAR_S = 6.0
 """Budgets of one call: no further request is begun after that time."""
 
 FULL_PAUSE_S = 1.0
-"""So long a store that had no room for anything is not asked again: the library writes a line to
-standard error for every refusal."""
+"""So long a store that had no room for anything is not asked again, and then for its figures first:
+the library writes a line to standard error for every refusal."""
 
 MAX_SWEEPS = 64
 """Namespaces whose CLEAR goes on where it stopped; with more the one that waited longest begins
@@ -75,6 +76,9 @@ class Valkey:
         self._doubts = doubts
         self._sweeps: dict[bytes, Sweep] = {}
         self._full_until = 0.0
+        self._is_full = False
+        #: Of a value that was refused, and of the copy in which the store receives it.
+        self._wanted = 0
         self.moved: Callable[[], None] = lambda: None
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
@@ -102,7 +106,7 @@ class Valkey:
     def batch_put(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; what is there is not sent again, for others put the same."""
         end = time.monotonic() + PUT_S
-        if time.monotonic() < self._full_until:
+        if self._stays_full():
             return [Status.NO_ROOM] * len(parts)
         answers = self._ask([part.name for part in parts])
         statuses: list[Status] = []
@@ -112,11 +116,30 @@ class Valkey:
                     break
                 if isinstance(answer, Exception):
                     statuses.append(Status.ERROR)
+                elif answer == 2:
+                    statuses.append(Status.OK)
+                elif self._is_full and not self._is_cluster:
+                    statuses.append(Status.NO_ROOM)
                 else:
-                    statuses.append(Status.OK if answer == 2 else self._put(client, part))
+                    statuses.append(self._put(client, part))
         if statuses and all(status is Status.NO_ROOM for status in statuses):
-            self._full_until = time.monotonic() + FULL_PAUSE_S
+            self._full(True)
         return statuses + [Status.ERROR] * (len(parts) - len(statuses))
+
+    def _full(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self._full_until = time.monotonic() + FULL_PAUSE_S
+
+    def _stays_full(self) -> bool:
+        """Whether a store that was full is so still; asked at most once a pause."""
+        if not self._is_full or time.monotonic() < self._full_until:
+            return self._is_full
+        self._full(True)  # for whoever comes meanwhile
+        health = self._health()
+        self._is_full = health.ok and health.is_full
+        if not self._is_full:
+            self._wanted = 0
+        return self._is_full
 
     def touch(self, names: Sequence[Name]) -> list[Status]:
         """As the interface says; the store's own TOUCH, which counts for its policies."""
@@ -205,6 +228,9 @@ class Valkey:
             client.mset({payload: part.payload, header: part.header})
         except self._glide.GlideError as error:
             if "OOM" in str(error)[:80]:
+                self._wanted = 2 * part.payload_bytes
+                if not self._is_cluster:
+                    self._full(True)
                 return Status.NO_ROOM
             self._doubts.note([part.name])
             return Status.ERROR
@@ -245,35 +271,55 @@ class Valkey:
             if isinstance(answer, Exception):
                 raise TierError(f"valkey: {one_line(answer)}")
 
-    def _health(self) -> Health:
+    def _health(self) -> _Judged:
         sections = [self._glide.InfoSection.MEMORY, self._glide.InfoSection.REPLICATION]
         try:
             with self._link.use() as client:
                 if not self._is_cluster:
-                    return _judged([client.info(sections)])
+                    return _judged([client.info(sections)], self._wanted)
                 state = client.custom_command(["CLUSTER", "INFO"])
                 if b"cluster_state:ok" not in state:
-                    return Health(False, note="valkey: the cluster says cluster_state:fail")
+                    return _Judged(False, note="valkey: the cluster says cluster_state:fail")
                 route = self._glide.AllPrimaries()
-                return _judged([*client.info(sections, route).values()])
+                return _judged([*client.info(sections, route).values()], self._wanted)
         except self._glide.GlideError as error:
-            return Health(False, note=f"valkey: {one_line(error)}")
+            return _Judged(False, note=f"valkey: {one_line(error)}")
 
 
-def _judged(infos: list[bytes]) -> Health:
-    """What primaries say of themselves."""
-    used_bytes = capacity_bytes = 0
-    note = ""
+@dataclass(frozen=True)
+class _Judged(Health):
+    """How primaries are.
+
+    Attributes:
+        is_full: none of them takes anything before others remove something.
+    """
+
+    is_full: bool = False
+
+
+def _judged(infos: list[bytes], wanted_bytes: int) -> _Judged:
+    """What primaries say of themselves, and whether they have so many bytes left."""
+    used_bytes = capacity_bytes = num_full = 0
+    policies = set()
     for info in infos:
         lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
         facts = {key: value for key, _, value in lines}
         if facts.get("role") != "master":
-            return Health(False, note="valkey: no primary among the addresses")
-        used_bytes += int(facts.get("used_memory", 0))
-        capacity_bytes += int(facts.get("maxmemory", 0))
-        if int(facts.get("maxmemory", 0)) and facts.get("maxmemory_policy") == "noeviction":
-            note = "valkey: maxmemory-policy is noeviction: once full it takes nothing more"
-    return Health(True, used_bytes, capacity_bytes, note)
+            return _Judged(False, note="valkey: no primary among the addresses")
+        used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
+        used_bytes, capacity_bytes = used_bytes + used, capacity_bytes + most
+        policy = facts.get("maxmemory_policy", "")
+        if most and not policy.startswith("allkeys-"):  # our values have no time to live
+            policies.add(policy)
+            num_full += used + wanted_bytes > most
+    note = ""
+    if policies:
+        when = "it is full and" if num_full else "once full it"
+        note = (
+            f"valkey: maxmemory-policy is {', '.join(sorted(policies))}: {when} takes nothing "
+            "more; expected allkeys-lru"
+        )
+    return _Judged(True, used_bytes, capacity_bytes, note, note, num_full == len(infos))
 
 
 def _keys(name: Name) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_what_comes_after_its_put_was_given_up_is_removed_again(
         valkey.ask(node.port, "CLIENT", "PAUSE", "1200", "WRITE")
         put = filled(1)
         assert tier.batch_put(put) == [ERROR]
-        valkey.until(lambda: tier.batch_exists(parts.names(put)) == [True], 5, "it comes late")
+        valkey.until(lambda: fetched(tier, 1) == [OK], 5, "it comes late")
         for remove in (tier.clear, lambda _: tier.delete(parts.names(put))):
             with pytest.raises(TierError, match="may still come"):
                 remove(parts.FINGERPRINT)
@@ -227,9 +228,12 @@ def test_health_adds_the_primaries_up(tier: Tier) -> None:
     assert tier.health().used_bytes > before.used_bytes + (9 << 20)
 
 
-def test_full_without_eviction_is_no_room(tmp_path: Path) -> None:
+def test_full_without_eviction_is_no_room(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with valkey.single(tmp_path, *FULL) as node:
         tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
+        assert "once full it takes nothing more; expected allkeys-lru" in tier.health().warning
         statuses = tier.batch_put(filled(*range(40), slot_bytes=1 << 20))
         assert set(statuses) == {OK, NO_ROOM}
         kept = statuses.count(OK)
@@ -240,7 +244,11 @@ def test_full_without_eviction_is_no_room(tmp_path: Path) -> None:
         health = tier.health()
         assert health.ok
         assert health.capacity_bytes == 16 << 20
-        assert "noeviction" in health.note
+        assert "policy is noeviction: it is full and takes nothing more" in health.warning
+        time.sleep(valkeytier.FULL_PAUSE_S)
+        assert tier.batch_put(filled(62, slot_bytes=1 << 20)) == [NO_ROOM]
+        # The library writes of each request that was refused: there was one.
+        assert capfd.readouterr().err.count("OOM") == 1
         tier.delete(parts.names(filled(*range(8))))
         valkey.until(lambda: tier.batch_put(filled(61)) == [OK], 5, "room")
         tier.close()
@@ -258,7 +266,8 @@ def test_full_with_eviction_keeps_the_latest(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    with pytest.raises(TierError, match=r"valkey: 127\.0\.0\.1:\d+: Received error") as caught:
+    refused = r"valkey: 127\.0\.0\.1:\d+: connections are refused"
+    with pytest.raises(TierError, match=refused) as caught:
         open_tier(parse(f"valkey://127.0.0.1:{valkey.free_port()}"))
     assert "\n" not in str(caught.value)
     with valkey.single(tmp_path / "s") as node, pytest.raises(TierError, match="for clusters only"):
