@@ -67,8 +67,8 @@ def fill(
         assert told.get(f"tier_{store.tier}_breaker_opens", 0) == 0
         if refuses:
             store.losses["full"].end()
-        keeps = "lru" not in case
-        found.tell(case, losing.written_again(server, engine, store.tier, keeps))
+        # One that does not refuse evicts, and not what is oldest alone.
+        found.tell(case, losing.written_again(server, engine, store.tier, keeps=refuses))
     return found, told
 
 
