@@ -21,7 +21,7 @@ from tests.stores.parts import fetched, filled
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR = Status
 FULL = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
 LRU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
-LFU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lfu", "--maxmemory-samples", "64")
+LFU = ("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lfu", "--maxmemory-samples", "64")
 """A single use counts, and all keys are looked at; the clock of the other policy has seconds."""
 
 
@@ -205,9 +205,9 @@ def test_touching_says_what_is_there_and_keeps_it_where_the_store_evicts(tmp_pat
         tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
         assert isinstance(tier, Touching)
         used, unused = (parts.names(filled(number)) for number in (0, 1))
-        assert tier.batch_put(filled(0, 1, slot_bytes=1 << 20)) == [OK, OK]
+        assert tier.batch_put(filled(0, 1, slot_bytes=1 << 18)) == [OK, OK]
         assert tier.touch(used) == [OK]
-        assert set(tier.batch_put(filled(*range(2, 40), slot_bytes=1 << 20))) == {OK}
+        assert set(tier.batch_put(filled(*range(2, 40), slot_bytes=1 << 18))) == {OK}
         assert tier.touch(used + unused) == [OK, ABSENT]
         node.kill()
         assert tier.touch(used) == [ERROR]
