@@ -18,7 +18,7 @@ import zmq
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import Epoch
 from server import config as settings
-from server import fitting, numa
+from server import fitting, numa, tierchecks
 from server.config import ServerConfig
 from server.core.adoption import Adoption
 from server.core.config import TierConfig
@@ -400,6 +400,7 @@ def launch(config: ServerConfig) -> None:
     Raises:
         ConfigError: it cannot start; one line says why.
     """
+    tierchecks.check(config.tiers)
     occupy_standard_descriptors()
     os.umask(0o077)
     journal = Journal()

@@ -83,13 +83,13 @@ def command(l2: tuple[str, ...], **options: str | None) -> None:
     # of theirs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from protocol.errors import ConfigError
-    from server import app, config
+    from server import app, config, tierspec
 
     for name in config.unknown_variables(os.environ):
         click.echo(f"kvkeep: {name} in the environment is no setting of the server", err=True)
     try:
         named = {name.replace("_", "-"): value for name, value in options.items()}
-        named["l2"] = " ".join(l2) if l2 else None
+        named["l2"] = tierspec.joined(l2)
         app.launch(config.read(named, os.environ))
     except ConfigError as error:
         click.echo(f"kvkeep: {error}", err=True)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from server import tierchecks
 from server.cli.findings import Finding, Level
 from server.sizes import format_size
 from server.tierspec import TierSpec, parse_all
@@ -63,6 +64,10 @@ def has_module(name: str) -> bool:
 
 def _judge(spec: TierSpec, missing: list[str]) -> Finding:
     where = f"{spec.name}: {spec.kind} at {spec.location}"
+    try:
+        tierchecks.check([spec])
+    except ConfigError as error:
+        return Finding(Level.ERROR, _ABOUT, f"KVKEEP_L2: {error.message}", "correct it")
     if missing:
         text = f"{where}: {', '.join(missing)} cannot be imported"
         return Finding(Level.ERROR, _ABOUT, text, _install([spec.kind]))

@@ -14,6 +14,7 @@ up is never a slot. The store may still get it (``doubts``).
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 
 from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
-from server.tiers.objectclient import SMALL_S, bucket_of, client_of
+from server.tiers.objectclient import SMALL_S, bucket_of, client_of, why_not_answered
 from server.tiers.presence import Presence
 from server.tierspec import TierSpec
 
@@ -167,7 +168,8 @@ class ObjectStore:
         try:
             self._library.list_with_delimiter(self._asking, "kvkeep/1/probe")
         except self._errors as error:
-            return Health(False, note=self._told(error))
+            why = why_not_answered(str(error), os.environ)
+            return Health(False, note=f"s3: {self._bucket}: {why}" if why else self._told(error))
         self._doubts.answered()
         return Health(True)
 

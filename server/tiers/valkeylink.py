@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,8 +25,8 @@ from server.tierspec import TierSpec
 REQUEST_MS = 2000
 """A request ends by then, whatever the store does; so does an attempt to connect."""
 
-MAX_ASKED = 3
-"""Addresses that are looked at when none of them led anywhere."""
+LOOK_S = 1.0
+"""When none of the addresses led anywhere, so long another one of them is looked at."""
 
 _MAX_TEXT = 160
 _VARIABLES = {
@@ -187,7 +188,10 @@ def _tls(glide: Any, spec: TierSpec) -> Any:
 def _unreached(spec: TierSpec) -> str:
     """What is wrong with the first address that is not well; the library says too little."""
     is_tls, authority = spec.flag("tls"), spec.text("ca")
-    for address in spec.location.split(",")[:MAX_ASKED]:
+    end = time.monotonic() + LOOK_S
+    for address in spec.location.split(","):
+        if time.monotonic() >= end:
+            break
         why = why_not(*_host_port(address), is_tls, authority)
         if why:
             return f"{address}: {why}"

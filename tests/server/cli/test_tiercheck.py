@@ -51,6 +51,13 @@ def test_a_disk_and_its_room(tmp_path: Path, size: str, level: Level) -> None:
     assert found[1].text.startswith("disk2: ")
 
 
+def test_what_the_server_would_refuse(tmp_path: Path) -> None:
+    environ = {"KVKEEP_L2": f"valkey://h:1?credentials={tmp_path}/none"}
+    [found] = tiercheck.findings(environ, lambda name: True)
+    assert found.level is Level.ERROR
+    assert "No such file" in found.text
+
+
 def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
     environ = {"KVKEEP_L2": f"disk:{tmp_path}/not/yet?size=16M"}
     [found] = tiercheck.findings(environ, lambda name: True)
