@@ -19,7 +19,7 @@ from protocol import __version__
 from protocol.errors import ConfigError, ErrorCode, RequestError
 from protocol.ids import Epoch
 from server import config as settings
-from server import fitting, numa
+from server import fitting, numa, tierchecks
 from server.config import ServerConfig
 from server.core.adoption import Adoption
 from server.core.config import Identity, TierConfig
@@ -391,7 +391,8 @@ def _tier_config(spec: TierSpec) -> TierConfig:
     window_bytes = TierConfig.window_bytes
     if spec.bandwidth_bytes_s:
         window_bytes = min(window_bytes, spec.bandwidth_bytes_s // 2)
-    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes, spec.kind)
+    lists = spec.kind == "disk"
+    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes, spec.kind, lists)
 
 
 def launch(config: ServerConfig) -> None:
@@ -403,6 +404,7 @@ def launch(config: ServerConfig) -> None:
     Raises:
         ConfigError: it cannot start; one line says why.
     """
+    tierchecks.check(config.tiers)
     occupy_standard_descriptors()
     os.umask(0o077)
     journal = Journal()

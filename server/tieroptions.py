@@ -5,9 +5,11 @@ Must not know: engines, the order of tiers. Runs in: the main process, at start.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from server.sizes import GIB, MIB, invalid, size_between
 
@@ -109,6 +111,19 @@ def secret_path(key: str, text: str) -> str:
     if not text.startswith("/") or "\0" in text:
         raise invalid(key, "...", "the absolute path of a file")
     return text
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint is on this machine.
+
+    Args:
+        endpoint: a URL.
+    """
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _one_of(*words: str) -> _Read:

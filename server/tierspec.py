@@ -30,6 +30,7 @@ _MAX_CONCURRENCY = 64
 _MAX_USES = 1_000_000
 _COMMON = ("policy", "concurrency", "bandwidth", "name", "credentials")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,15}")
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,19}")
 _AFTER = re.compile(r"after-([0-9]{1,7})-uses")
 _ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -101,8 +102,11 @@ def parse(url: str) -> TierSpec:
 def _parse(url: str) -> TierSpec:
     kind, colon, rest = url.partition(":")
     if not colon or kind not in KINDS or len(url) > MAX_URL_CHARS:
+        # No more of it than its kind: behind that there may be a password.
+        wrong = f"there is no kind {kind!r}: " if colon and _KIND.fullmatch(kind) else ""
+        wrong = "it is too long: " if len(url) > MAX_URL_CHARS else wrong
         examples = ", ".join(one.example for one in KINDS.values())
-        raise _wrong(f"{KEY}: expected a URL such as {examples}")
+        raise _wrong(f"{KEY}: {wrong}expected a URL such as {examples}")
     path, _, query = rest.partition("?")
     location = _location(kind, path)
     given = _options(kind, query)
@@ -138,8 +142,14 @@ def parse_all(urls: Sequence[str]) -> tuple[TierSpec, ...]:
     if len(urls) > MAX_TIERS:
         raise _wrong(f"{KEY}: {len(urls)} tiers; expected at most {MAX_TIERS}")
     specs: list[TierSpec] = []
-    for url in urls:
-        spec = parse(url)
+    for at, url in enumerate(urls, 1):
+        try:
+            spec = parse(url)
+        except ConfigError as error:
+            if len(urls) == 1:
+                raise
+            text = error.message.removeprefix(f"{KEY}: ")
+            raise _wrong(f"{KEY}: tier {at} of {len(urls)}: {text}") from None
         names = [one.name for one in specs]
         if spec.name in names:
             if "name=" in url:
@@ -150,6 +160,23 @@ def parse_all(urls: Sequence[str]) -> tuple[TierSpec, ...]:
             raise _wrong(f"{KEY}: two tiers of the kind {spec.kind} are at one place")
         specs.append(spec)
     return tuple(specs)
+
+
+def joined(urls: Sequence[str]) -> str | None:
+    """What was typed, as the environment and the file have it.
+
+    Args:
+        urls: of tiers, one for each time that the option was given.
+
+    Returns:
+        All of them with spaces between, None for none.
+
+    Raises:
+        ConfigError: INVALID_CONFIG, one is empty: a variable of a script that was not set, perhaps.
+    """
+    if not all(url.strip() for url in urls):
+        raise _wrong(f"{KEY}: expected a URL such as {KINDS['disk'].example}, and not an empty one")
+    return " ".join(urls) if urls else None
 
 
 def to_json(spec: TierSpec) -> bytes:

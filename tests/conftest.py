@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, configuration, settings
 
+from tests.repository.sampled import left_out
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two busy cores decide how long one example takes, so no deadline per example: each test's own
-# time-out bounds it. "ci" tries more, "quick" is for the further interpreters; the seed comes from
-# --hypothesis-seed (see .ci/run).
+# time-out bounds it. "thorough" is for `make slow`, "quick" for the further interpreters; the seed
+# comes from --hypothesis-seed (see .ci/run).
 settings.register_profile(
     "default",
     deadline=None,
@@ -27,22 +29,33 @@ settings.register_profile(
     database=None,
 )
 settings.register_profile("quick", settings.get_profile("default"), max_examples=15)
-settings.register_profile("ci", settings.get_profile("default"), max_examples=120, print_blob=True)
+settings.register_profile("ci", settings.get_profile("default"), print_blob=True)
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=120)
 configuration.set_hypothesis_home_dir(ROOT / "build" / "hypothesis")
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+def pytest_report_header() -> str:
+    """Say which cases of the families marked sampled run, so that a run can be repeated."""
+    seed = os.environ.get("KV_SAMPLED", "")
+    return f"KV_SAMPLED={seed}: a part of the cases marked sampled; empty for all" if seed else ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, in words; CI may not skip the Node.js client.
 
     ``KV_SAMPLE=1/3`` keeps the second third of the files. In CI
-    each of the other interpreters runs a ninth.
+    each of the other interpreters runs a twelfth. ``KV_SAMPLED``, a seed, draws from families of
+    tests (``tests/repository/sampled.py``), but from none where only what failed is run again.
     """
     part, parts = map(int, os.environ.get("KV_SAMPLE", "0/1").split("/"))
-    out = [item for item in items if zlib.crc32(item.path.name.encode()) % parts != part]
+    out = {item for item in items if zlib.crc32(item.path.name.encode()) % parts != part}
+    seed = os.environ.get("KV_SAMPLED", "")
+    if seed and not config.getoption("lf", False):
+        out |= left_out(items, seed)
     if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in set(out)]
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
     no_node = shutil.which("node") is None or shutil.which("npm") is None
     no_gpu = not Path("/dev/nvidia0").exists()
     for item in items:

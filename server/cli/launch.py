@@ -93,10 +93,11 @@ def command(**options: Any) -> None:
     # of theirs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from protocol.errors import ConfigError
-    from server import app, config, gathering
+    from server import app, config, gathering, tierspec
 
     try:
         gathering.refuse_unknown(os.environ)
+        tierspec.joined(options["l2"])
         named, notes = by_key(options)
         gathered = gathering.gather(named, os.environ)
         for note in (*notes, *gathered.notes):

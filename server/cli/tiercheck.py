@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from server import tierchecks
 from server.cli.findings import Finding, Level
 from server.sizes import format_size
 from server.tierspec import TierSpec, parse_all
@@ -63,14 +64,20 @@ def has_module(name: str) -> bool:
 
 def _judge(spec: TierSpec, missing: list[str]) -> Finding:
     where = f"{spec.name}: {spec.kind} at {spec.location}"
+    try:
+        tierchecks.check([spec])
+    except ConfigError as error:
+        return Finding(Level.ERROR, _ABOUT, f"KVKEEP_L2: {error.message}", "correct it")
     if missing:
         text = f"{where}: {', '.join(missing)} cannot be imported"
         return Finding(Level.ERROR, _ABOUT, text, _install([spec.kind]))
     if spec.kind != "disk":
         return Finding(Level.OK, _ABOUT, where)
     folder = Path(spec.location)
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
+    if not folder.parent.is_dir():
+        advice = "make it, or mount its disk: the tier makes the last folder only"
+        return Finding(Level.ERROR, _ABOUT, f"{where}: {folder.parent} is not there", advice)
+    folder = folder if folder.is_dir() else folder.parent
     free_bytes = _free_bytes(folder)
     size_bytes = spec.number("size")
     text = f"{where}: up to {format_size(size_bytes)}, {format_size(free_bytes)} free in {folder}"

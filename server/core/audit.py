@@ -22,7 +22,7 @@ from server.core.integrity import require
 from server.core.namespaces import Owner, PoolState
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 from server.core.state import State
-from server.core.tiers.promotion import MAX_RUNS
+from server.core.tiers.promotion import MOST_RUNS
 
 
 def audit(state: State) -> None:
@@ -218,7 +218,7 @@ def _check_accounts(state: State) -> None:
 def _check_runs(state: State) -> set[int]:
     """Slots that tiers may be writing to."""
     flying: set[int] = set()
-    require(sum(not run.is_lost for run in state.promotion.runs) <= MAX_RUNS, "runs are bounded")
+    require(sum(not run.is_lost for run in state.promotion.runs) <= MOST_RUNS, "runs are bounded")
     for run in state.promotion.runs:
         for piece in run.pieces if run.num_unanswered else ():
             for share, first, length, _ in piece.spans if piece.num_unanswered else ():

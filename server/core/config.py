@@ -27,6 +27,7 @@ class TierConfig:
         window_bytes: most bytes of values on their way, both ways together; a larger single job
             goes alone.
         kind: of store, for people.
+        lists: whether it can say what namespaces it has.
     """
 
     name: str
@@ -34,6 +35,7 @@ class TierConfig:
     uses: int = 0
     window_bytes: int = 256 * MIB
     kind: str = ""
+    lists: bool = False
 
 
 @dataclass(frozen=True)

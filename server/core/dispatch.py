@@ -284,7 +284,7 @@ class Core:
         self._state.tiers.probed(job, count)
 
     def tier_done(self, job: JobId, statuses: bytes | None, now_ns: int) -> None:
-        """TierGet, TierPut, TierDrop, TierKeep or TierList ended.
+        """TierGet, TierPut, TierDrop, TierKeep, TierTouch or TierList ended.
 
         Args:
             job: which; jobs nobody knows (any more) are ignored.

@@ -18,8 +18,10 @@ from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
 from protocol.namespace import Namespace
 from server.core.book import KeepQuotas as KeepQuotas
+from server.core.tiers.listed import Asked as Asked
 from server.core.tiers.listed import TierKeep as TierKeep
 from server.core.tiers.listed import TierList as TierList
+from server.core.tiers.listed import TierTouch as TierTouch
 
 PeerId = NewType("PeerId", bytes)
 """Routing id of one ZMQ connection, given by the server's socket."""
@@ -442,8 +444,7 @@ Effect = (
     | TierPut
     | TierDrop
     | TierHealth
-    | TierKeep
-    | TierList
+    | Asked
     | KeepQuotas
     | KeepOwed
     | DropOwed

@@ -93,7 +93,7 @@ class OperatorHandlers:
             return
         owners = [operations.owner(name)] if name else list(known.values())
         self._desk.wait(ticket)
-        operations.clear(owners, ticket)
+        operations.clear(owners, ticket, is_all=not name)
 
     def _delete(self, process: Process, body: Delete, ticket: Ticket) -> None:
         operations = self._state.operations

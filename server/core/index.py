@@ -41,6 +41,7 @@ _LINKS = (
     "used",
     "uses",
     "account",
+    "seen",
 )
 
 
@@ -70,6 +71,7 @@ class ChunkIndex:
         used: cells that name a slot.
         uses: how often a LOOKUP matched up to the node, as far as that is counted.
         account: for whose quota it counts, see ``server.core.accounts``.
+        seen: when lower tiers were told that the chain up to the node is used, 0 for never.
         stamp: memoryview of int64, when the node was last used, in microseconds.
         flags: memoryview of uint8 for the eviction policy, zero for a new node.
         by_key: node of each key.
@@ -87,6 +89,7 @@ class ChunkIndex:
     used: memoryview[int]
     uses: memoryview[int]
     account: memoryview[int]
+    seen: memoryview[int]
 
     def __init__(
         self,
@@ -219,6 +222,7 @@ class ChunkIndex:
         column["used"][nodes] = 0
         column["uses"][nodes] = 0
         column["account"][nodes] = account
+        column["seen"][nodes] = 0
         column["missing"][nodes] = self._num_full
         depth = 0 if parent == ROOT else self.depth[parent] + 1
         column["depth"][nodes] = np.arange(depth, depth + count)
@@ -365,6 +369,10 @@ class ChunkIndex:
         self.used[node] -= 1
         if was_held and self.full[shard]:
             self.missing[node] += 1
+
+    def see(self, nodes: NDArray[np.int64], when: int) -> None:
+        """Notes when lower tiers were told of nodes."""
+        self._columns["seen"][nodes] = when
 
     def touch(self, node: int, now_us: int) -> None:
         """Notes that the chain up to a node was used."""

@@ -20,7 +20,7 @@ from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.config import SECOND_NS, CoreConfig
 from server.core.departures import Departures
-from server.core.effects import VoidRecords
+from server.core.effects import TierId, VoidRecords
 from server.core.events import EventLog
 from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
@@ -32,6 +32,7 @@ from server.core.reservations import Reservations
 from server.core.roster import Roster
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 from server.core.tiers.forgetting import Forgetting
+from server.core.tiers.unknown import Unknown
 
 SWEEP_SLOTS = 4096
 """Slots looked at in one slice of CLEAR."""
@@ -74,6 +75,7 @@ class Operations:
         departures: gives back extents that became empty.
         lanes: long work.
         forgetting: has lower tiers forget the same.
+        unknown: and what they have besides.
         fault: notes an error of our own.
 
     Attributes:
@@ -93,6 +95,7 @@ class Operations:
         departures: Departures,
         lanes: Lanes,
         forgetting: Forgetting,
+        unknown: Unknown,
         fault: Callable[[Exception], None],
     ) -> None:
         self._config = config
@@ -107,6 +110,7 @@ class Operations:
         self._departures = departures
         self._lanes = lanes
         self._forgetting = forgetting
+        self._unknown = unknown
         self.events: EventLog | None = None
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
 
@@ -132,15 +136,20 @@ class Operations:
 
     # --- CLEAR ----------------------------------------------------------------------------
 
-    def clear(self, owners: list[Owner], ticket: Ticket) -> None:
+    def clear(self, owners: list[Owner], ticket: Ticket, is_all: bool = False) -> None:
         """Forgets all chunks of some namespaces.
 
         Answered when their records are void, and tiers have forgotten or that takes too long.
+
+        Args:
+            owners: which.
+            ticket: its reply.
+            is_all: tiers forget whatever else they have, too.
         """
         num_chunks = sum(map(self._empty, owners))
         self._outbox.counters["cleared_chunks"] += num_chunks
         sweep = self._sweep_all(owners, self._extents(owners))
-        self._start(ticket, self._clear(owners, sweep, num_chunks, ticket))
+        self._start(ticket, self._clear(owners, sweep, num_chunks, ticket, is_all))
 
     def retire(self, owner: Owner) -> int:
         """Forgets all chunks of a namespace as CLEAR does, though nobody waits for an answer.
@@ -168,9 +177,19 @@ class Operations:
     def _extents(self, owners: list[Owner]) -> list[tuple[Owner, Extent]]:
         return [(one, extent) for one in owners for extents in one.extents for extent in extents]
 
-    def _clear(self, owners: list[Owner], sweep: Steps, num_chunks: int, ticket: Ticket) -> Steps:
+    def _clear(
+        self, owners: list[Owner], sweep: Steps, num_chunks: int, ticket: Ticket, is_all: bool
+    ) -> Steps:
         yield from sweep
-        self._reply_forgotten(ticket, num_chunks, [owner.fingerprint for owner in owners])
+        names = [owner.fingerprint for owner in owners]
+        if not is_all:
+            self._reply_forgotten(ticket, num_chunks, names)
+            return
+
+        def found(others: list[Fingerprint], short: frozenset[TierId]) -> None:
+            self._reply_forgotten(ticket, num_chunks, names + others, short)
+
+        self._unknown.clear(set(names), ticket.deadline_ns, found)
 
     def _sweep_all(self, owners: list[Owner], swept: list[tuple[Owner, Extent]]) -> Steps:
         for owner, extent in swept:
@@ -196,12 +215,18 @@ class Operations:
         self._forgetting.clear_name(name)
         self._reply_forgotten(ticket, 0, [name])
 
-    def _reply_forgotten(self, ticket: Ticket, num_chunks: int, names: list[Fingerprint]) -> None:
+    def _reply_forgotten(
+        self,
+        ticket: Ticket,
+        num_chunks: int,
+        names: list[Fingerprint],
+        short: frozenset[TierId] = frozenset(),
+    ) -> None:
         def over(num_tiers: int) -> None:
             body = ForgottenReply(chunks=num_chunks, tiers_pending=num_tiers)
             self._outbox.reply(ticket, body)
 
-        self._forgetting.wait(names, ticket.deadline_ns, over)
+        self._forgetting.wait(names, ticket.deadline_ns, over, short)
 
     def _sweep(self, owner: Owner, extent: Extent, begin: int, end: int) -> None:
         slots = self._slots

@@ -46,6 +46,7 @@ from server.core.tiers.misses import Misses
 from server.core.tiers.prefetches import Prefetches
 from server.core.tiers.promotion import Promotion
 from server.core.tiers.tiers import Tiers
+from server.core.tiers.unknown import Unknown
 from server.core.tiers.warming import Warming
 
 MAX_FAULTS = 16
@@ -202,6 +203,7 @@ class State:
             self.departures,
             self.lanes,
             self.forgetting,
+            Unknown(self.tiers, self.forgetting, self.timers, self.roster.owners),
             self.fault,
         )
         self.following = Following(

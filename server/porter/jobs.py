@@ -21,10 +21,11 @@ from protocol.ids import ID_BYTES
 from server.core.tiers.parts import Status, pack_shares
 from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
+from server.porter.notes import Warned
 from server.porter.pace import Pace
 from server.porter.wire import Answer, Command, Kind
 from server.tiers import values
-from server.tiers.interface import Moving, Name, Part, Tier
+from server.tiers.interface import Moving, Name, Part, Tier, TierError, Touching
 
 _log = logging.getLogger("kvkeep.porter")
 
@@ -52,6 +53,7 @@ class Performer:
         stopping: set when nothing new is to be begun.
         moved: called after each batch, from the thread that did it; and from any thread after each
             part, by a tier that says so.
+        warned: what was told of the tier's health so far; None for nothing.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Performer:
         bytes_s: int,
         stopping: threading.Event,
         moved: Callable[[], None],
+        warned: Warned | None = None,
     ) -> None:
         self._tier = tier
         self._memory = memory
         self._pace_in, self._pace_out = Pace(bytes_s, stopping), Pace(bytes_s, stopping)
         self._stopping = stopping
         self._moved = moved
+        self._warned = warned or Warned()
         self._listings = Listings(tier, moved)
         if isinstance(tier, Moving):
             tier.moved = moved
@@ -104,6 +108,8 @@ class Performer:
                 return Answer(kind, number, count=self._probe(command))
             if kind == Kind.HEALTH:
                 return self._health(command)
+            if kind == Kind.TOUCH:
+                return Answer(kind, number, statuses=self._touch(command))
             if kind in LISTING:
                 with self._calling(CALL_S):
                     return Answer(kind, number, statuses=self._listings.answer(command))
@@ -113,6 +119,8 @@ class Performer:
             else:
                 self._forget(command)
             return Answer(kind, number)
+        except CannotListError:  # as documented of this kind of tier: nobody's log needs it
+            return Answer(kind, number, error="")
         except BaseException as error:  # noqa: BLE001 - bindings to Rust raise such; a thread of
             # a porter outlives it
             return Answer(kind, number, error=told(error))
@@ -184,6 +192,23 @@ class Performer:
             count, step = count + len(asked), 4 * step
         return count
 
+    def _touch(self, command: Command) -> bytes:
+        names = _names(command.fingerprint, _keys(command), command.shards, command.first)
+        if not isinstance(self._tier, Touching):
+            return bytes([Status.OK]) * len(names)  # it loses nothing by itself
+        statuses = bytearray()
+        for at in range(0, len(names), BATCH_PARTS):
+            if self._stopping.is_set():
+                break
+            some = names[at : at + BATCH_PARTS]
+            with self._calling(CALL_S):
+                answers = self._tier.touch(some)
+            if len(answers) != len(some):
+                raise RuntimeError(f"{len(answers)} answers for {len(some)} names")
+            statuses += bytes(answers)
+            self._moved()
+        return bytes(statuses.ljust(len(names), bytes([Status.ERROR])))
+
     def _forget(self, command: Command) -> None:
         with self._calling(FORGET_S):
             if command.kind == Kind.CLEAR:
@@ -194,6 +219,7 @@ class Performer:
     def _health(self, command: Command) -> Answer:
         with self._calling(CALL_S):
             health = self._tier.health()
+        self._warned.tell(health.warning if health.ok else "")
         return Answer(
             Kind.HEALTH,
             command.number,
@@ -228,11 +254,11 @@ def _names(fingerprint: bytes, keys: Sequence[bytes], shards: int, first: int = 
 def told(error: BaseException) -> str:
     """What an exception of an engine's library says of itself.
 
-    Its text is left out, but for the system's own errors: it may hold what the library was given,
-    credentials included.
+    Its text is left out, but for what is meant for people and for the system's own errors: it may
+    hold what the library was given, credentials included.
     """
-    if isinstance(error, CannotListError):
-        return str(error)
+    if isinstance(error, TierError):
+        return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"
     frames = traceback.extract_tb(error.__traceback__)

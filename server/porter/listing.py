@@ -31,11 +31,7 @@ _NOBODY = bytes(ID_BYTES)
 
 
 class CannotListError(Exception):
-    """The engine does not know what it has."""
-
-    def __str__(self) -> str:
-        """For people."""
-        return "this tier cannot list what it has"
+    """The engine does not know what it has, which is no fault of it."""
 
 
 class Listings:

@@ -25,7 +25,7 @@ from server.porter.channel import receive, send
 from server.porter.engines import open_tier
 from server.porter.jobs import Performer, told
 from server.porter.memory import Memory
-from server.porter.notes import Notes
+from server.porter.notes import Notes, Warned
 from server.porter.turns import Job, Turns
 from server.porter.wire import Answer, Command, Kind
 from server.tiers.interface import Tier, TierError
@@ -53,10 +53,17 @@ class Porter:
         concurrency: threads that move bytes; puts leave one of them to gets.
         bytes_s: most bytes a second each way, 0 for no bound.
         notes: what is to be logged.
+        warned: what was told of the tier's health so far.
     """
 
     def __init__(
-        self, channel: socket.socket, tier: Tier, concurrency: int, bytes_s: int, notes: Notes
+        self,
+        channel: socket.socket,
+        tier: Tier,
+        concurrency: int,
+        bytes_s: int,
+        notes: Notes,
+        warned: Warned,
     ) -> None:
         self._channel = channel
         self._notes = notes
@@ -67,7 +74,9 @@ class Porter:
         self._poller = select.poll()
         self._poller.register(self._wake, select.POLLIN)
         self._turns = Turns(max(1, concurrency - 1))
-        self._performer = Performer(tier, self._memory, bytes_s, self._stopping, self._note_move)
+        self._performer = Performer(
+            tier, self._memory, bytes_s, self._stopping, self._note_move, warned
+        )
         self._ended: deque[tuple[Job, Answer]] = deque()
         self._num_jobs = 0
         self._has_moved = False
@@ -201,11 +210,12 @@ class Porter:
         return True
 
 
-def open_first(channel: socket.socket) -> tuple[TierSpec, Tier] | None:
+def open_first(channel: socket.socket, warned: Warned) -> tuple[TierSpec, Tier] | None:
     """Takes CONFIGURE, opens the tier and says READY, or why not.
 
     Args:
         channel: to the server.
+        warned: told what the tier says of itself.
 
     Returns:
         What was opened, or None.
@@ -228,6 +238,7 @@ def open_first(channel: socket.socket) -> tuple[TierSpec, Tier] | None:
         return None
     room = (max(0, health.used_bytes), max(0, health.capacity_bytes))
     send(channel, Answer(Kind.READY, pid, used_bytes=room[0], capacity_bytes=room[1]))
+    warned.tell(health.warning if health.ok else "")
     return spec, tier
 
 
@@ -238,12 +249,13 @@ def serve(channel: socket.socket, notes: Notes) -> None:
         channel: to the server.
         notes: what is to be logged.
     """
-    opened = open_first(channel)
+    warned = Warned()
+    opened = open_first(channel, warned)
     if opened is None:
         return
     spec, tier = opened
     try:
-        Porter(channel, tier, spec.concurrency, spec.bandwidth_bytes_s, notes).run()
+        Porter(channel, tier, spec.concurrency, spec.bandwidth_bytes_s, notes, warned).run()
     finally:
         try:
             tier.close()

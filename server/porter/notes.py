@@ -8,8 +8,15 @@ filled by any thread of a porter, emptied by its main thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
+
+_log = logging.getLogger("kvkeep.porter")
+
+AGAIN_S, MOST_AGAIN_S = 60.0, 3600.0
+"""After so long a warning that stays as it is is told again, each time after twice as long as
+before, up to the second."""
 
 MAX_NOTES = 16
 """Kept until they are sent; older ones give way."""
@@ -42,3 +49,32 @@ class Notes(logging.Handler):
     def __bool__(self) -> bool:
         """Whether there is one."""
         return bool(self._texts)
+
+
+class Warned:
+    """What was last said of a tier that serves and may be of little use.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._text = ""
+        self._again_s = self._pause_s = 0.0
+
+    def tell(self, text: str) -> None:
+        """Logs a warning that is new, or was told long ago.
+
+        Args:
+            text: as the tier says it now; empty for none.
+        """
+        now_s = self._clock()
+        if text and text != self._text:
+            self._pause_s = AGAIN_S / 2
+            self._again_s = now_s
+        if text and now_s >= self._again_s:
+            _log.warning("%s", text)
+            self._pause_s = min(2 * self._pause_s, MOST_AGAIN_S)
+            self._again_s = now_s + self._pause_s
+        self._text = text

@@ -6,15 +6,15 @@ still does with a job's memory has ended when its answer comes. Must not know: m
 supervision. Runs in: the server's main process and every porter.
 
 Packets of the main process: ``kind u8, padding u8[3], count u32, number u64, size_bytes u64,
-offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE and DROP,
-``first u32, shards u32`` (which parts of each chunk are meant) and keys, 16 bytes each, in the
-order of the chain; for HOTTEST the same without keys (the part that stands for a chunk, most chunks
-wanted); for CONFIGURE, JSON in UTF-8; for KEEP, what a namespace is. Of the porter: ``kind u8,
-failed u8, padding u16, count u32, number u64, used_bytes u64, capacity_bytes u64``, then for GET
-and PUT a status byte for each part, for NAMESPACES fingerprints, for NAMESPACE what it is, for
-HOTTEST and NEXT ``total u32, more u32`` (chunks in the list; whether others follow) and then the
-key of a chunk and that of its parent, 16 bytes each, parents first; else an error text in UTF-8
-when it failed.
+offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE, DROP
+and TOUCH, ``first u32, shards u32`` (which parts of each chunk are meant) and keys, 16 bytes each,
+in the order of the chain; for HOTTEST the same without keys (the part that stands for a chunk, most
+chunks wanted); for CONFIGURE, JSON in UTF-8; for KEEP, what a namespace is. Of the porter: ``kind
+u8, failed u8, padding u16, count u32, number u64, used_bytes u64, capacity_bytes u64``, then for
+GET, PUT and TOUCH a status byte for each part (of TOUCH those of the first chunk in front), for
+NAMESPACES fingerprints, for NAMESPACE what it is, for HOTTEST and NEXT ``total u32, more u32``
+(chunks in the list; whether others follow) and then the key of a chunk and that of its parent, 16
+bytes each, parents first; else an error text in UTF-8 when it failed.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ class Kind(IntEnum):
     NAMESPACE = 13
     HOTTEST = 14
     NEXT = 15
+    TOUCH = 16
 
 
-_OF_SHARDS = frozenset({Kind.PROBE, Kind.DROP, Kind.HOTTEST})
+_OF_SHARDS = frozenset({Kind.PROBE, Kind.DROP, Kind.HOTTEST, Kind.TOUCH})
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ class Command:
         offset_bytes: first byte of an extent that may be written.
         fingerprint: 16 bytes, of the namespace; zeros where there is none.
         parts: PART_DTYPE[n] of GET and PUT.
-        keys: 16 bytes each, of PROBE and DROP.
-        shards: of PROBE and DROP: so many parts of each chunk are meant; of HOTTEST: most chunks.
+        keys: 16 bytes each, of PROBE, DROP and TOUCH.
+        shards: of PROBE, DROP and TOUCH: so many parts of each chunk are meant; of HOTTEST: most
+            chunks.
         first: the first of them.
         text: JSON of CONFIGURE; of KEEP what the namespace is.
     """
@@ -108,8 +110,8 @@ class Answer:
         number: of the command.
         count: of PROBE: leading chunks that are there whole.
         error: why all of it failed, in one line, or None.
-        statuses: of GET and PUT: one ``server.core.tiers.parts.Status`` per part; of what lists,
-            what it lists; of HEALTH, what ``pack_shares`` made.
+        statuses: of GET, PUT and TOUCH: one ``server.core.tiers.parts.Status`` per part; of what
+            lists, what it lists; of HEALTH, what ``pack_shares`` made.
         used_bytes: of READY and HEALTH, advisory.
         capacity_bytes: of READY and HEALTH, advisory, 0 for unknown.
     """
@@ -175,6 +177,7 @@ def unpack_command(packet: bytes) -> Command:
         Kind.PROBE: _SHARDS.size + count * ID_BYTES,
         Kind.DROP: _SHARDS.size + count * ID_BYTES,
         Kind.HOTTEST: _SHARDS.size + count * ID_BYTES,
+        Kind.TOUCH: _SHARDS.size + count * ID_BYTES,
     }
     if len(tail) != lengths.get(command, count):
         raise ValueError(f"a command {command.name} of {len(packet)} bytes with {count} parts")

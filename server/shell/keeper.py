@@ -237,14 +237,34 @@ class Keeper:
             lived_long = clock.now_ns() - begun_ns > _LONG_LIFE_S * clock.NS_PER_S
             doubled_s = min(2 * backoff_s, self._role.max_backoff_s)
             backoff_s = _FIRST_BACKOFF_S if lived_long else doubled_s
-            self._stopping.wait(backoff_s)
+            self._rest(backoff_s)
             self._waits_since_ns = clock.now_ns()
             while len(self._stuck) >= MAX_STUCK and not self._stopping.is_set():
                 self._outwait_stuck()
 
+    def _rest(self, limit_s: float) -> None:
+        """Waits, unless the child is to end; the end of stuck ones is told at once."""
+        end_ns = clock.now_ns() + int(limit_s * clock.NS_PER_S)
+        while self._stuck and not self._stopping.is_set():
+            left_s = (end_ns - clock.now_ns()) / clock.NS_PER_S
+            if left_s <= 0:
+                return
+            self._watch(None, min(_POLL_S, left_s))
+        self._stopping.wait(max(0.0, (end_ns - clock.now_ns()) / clock.NS_PER_S))
+
+    def _watch_until(self, limit_s: float, channel: socket.socket) -> bool:
+        """Whether the channel has something to read within a time."""
+        end_ns = clock.now_ns() + int(limit_s * clock.NS_PER_S)
+        while True:
+            left_s = max(0.0, (end_ns - clock.now_ns()) / clock.NS_PER_S)
+            if self._watch(channel, left_s):
+                return True
+            if not left_s:
+                return False
+
     def _outwait_stuck(self) -> None:
         """Looks whether stuck children have ended; says why there is no other meanwhile."""
-        self._watch(None)
+        self._watch(None, _POLL_S)
         now_ns = clock.now_ns()
         is_due = now_ns - self._waits_since_ns > STUCK_WORD_S * clock.NS_PER_S
         if is_due and self._stuck:
@@ -327,9 +347,7 @@ class Keeper:
         Returns:
             What it said; None when it does not start, and then the refusal says why.
         """
-        poller = select.poll()
-        poller.register(channel, select.POLLIN)
-        if not poller.poll(READY_TIMEOUT_S * 1000):
+        if not self._watch_until(READY_TIMEOUT_S, channel):
             self._refusal = f"it was not ready within {READY_TIMEOUT_S:.0f} s"
             _log.error("%s: %s", self._role.label, self._refusal)
             return None
@@ -352,7 +370,7 @@ class Keeper:
 
     def _read_answers(self, channel: socket.socket) -> None:
         while True:
-            if not self._watch(channel):
+            if not self._watch(channel, None):
                 continue
             try:
                 packet = self._role.receive(channel)
@@ -363,23 +381,24 @@ class Keeper:
                 _log.warning("%s: %s", self._role.label, error)
                 return
 
-    def _watch(self, channel: socket.socket | None) -> bool:
+    def _watch(self, channel: socket.socket | None, limit_s: float | None) -> bool:
         """Waits for the child's next answer and for the end of stuck ones.
 
         Args:
-            channel: to the child, or None when there is none; the wait is short then.
+            channel: to the child, or None when there is none.
+            limit_s: longest wait; None for as long as it takes.
 
         Returns:
             Whether the channel has something to read.
         """
-        if channel is not None and not self._stuck:
+        if channel is not None and limit_s is None and not self._stuck:
             return True  # what reads it may block
         poller = select.poll()
         for stuck in self._stuck:
             poller.register(stuck.pidfd, select.POLLIN)
         if channel is not None:
             poller.register(channel, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(None if channel is not None else _POLL_S * 1000)}
+        ready = {fd for fd, _ in poller.poll(None if limit_s is None else limit_s * 1000)}
         for stuck in [one for one in self._stuck if one.pidfd in ready]:
             self._stuck.remove(stuck)
             stuck.close()

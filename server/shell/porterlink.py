@@ -20,9 +20,7 @@ FORGET_LIMIT_S = 600.0
 """For a tier that forgets a whole namespace while nothing else is asked of it: in a store, each
 value of it has to be found and removed."""
 
-Job = (
-    fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth | fx.TierKeep | fx.TierList
-)
+Job = fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth | fx.Asked
 
 
 class PorterLink(Link):
@@ -113,7 +111,9 @@ def _command(job: Job) -> Command:
     if isinstance(job, fx.TierGet | fx.TierPut):
         kind = Kind.GET if isinstance(job, fx.TierGet) else Kind.PUT
         return Command(kind, job.job, fingerprint=job.fingerprint, parts=job.parts)
-    if isinstance(job, fx.TierProbe):
+    if isinstance(job, fx.TierTouch):
+        kind, first = Kind.TOUCH, 0
+    elif isinstance(job, fx.TierProbe):
         kind, first = Kind.PROBE, job.first
     else:
         kind, first = Kind.DROP if job.keys else Kind.CLEAR, 0

@@ -20,7 +20,7 @@ from server.shell.porters import Porters
 
 _DONE = frozenset(
     {
-        *(Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR, Kind.KEEP),
+        *(Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR, Kind.KEEP, Kind.TOUCH),
         *(Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT),
     }
 )
@@ -49,7 +49,7 @@ class TierActions:
         self._complaints = complaints
         kinds = (
             *(fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop),
-            *(fx.TierHealth, fx.TierKeep, fx.TierList),
+            *(fx.TierHealth, fx.TierKeep, fx.TierList, fx.TierTouch),
         )
         self.performers: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(kinds, self._start)
         self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
@@ -129,11 +129,13 @@ class TierActions:
     def _answered(self, report: reports.PorterAnswered, now_ns: int) -> None:
         answer, link = report.answer, self._porters.links[report.tier]
         link.answered(answer, now_ns)
-        if answer.error is not None:
+        if answer.error:
             what = "" if answer.kind == Kind.PROGRESS else f"{answer.kind.name}: "
             text = f"{self._porters.name(report.tier)}: {what}{answer.error}"
             self._complaints.note("tier_error", text)
-        elif answer.kind == Kind.PROGRESS:  # one with a text is only for the log
+        elif (
+            answer.error is None and answer.kind == Kind.PROGRESS
+        ):  # one with a text is only for the log
             self._core.tier_moves(report.tier, now_ns)
         if answer.kind == Kind.UNMAP_EXTENT:
             self._extents.unmapped(link, ExtentId(answer.number), now_ns)

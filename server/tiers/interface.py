@@ -24,6 +24,7 @@ __all__ = [
     "Status",
     "Tier",
     "TierError",
+    "Touching",
 ]
 
 HEADER_BYTES = 128
@@ -82,6 +83,8 @@ class Health:
         note: one line for people, without secrets.
         shares: fingerprints of namespaces and the bytes that each takes, where that is counted; the
             fullest come first.
+        warning: of one that serves: why it may be of little use; the log has it at once, and again
+            now and then while it stays so. Without secrets.
     """
 
     ok: bool
@@ -89,10 +92,14 @@ class Health:
     capacity_bytes: int = 0
     note: str = ""
     shares: tuple[tuple[bytes, int], ...] = ()
+    warning: str = ""
 
 
 class TierError(Exception):
-    """A tier cannot be opened; the text is one line for people, without secrets."""
+    """Why a tier cannot be opened, or a call failed.
+
+    Its text goes to the server's log: one line for people, without secrets.
+    """
 
 
 class Tier(Protocol):
@@ -103,7 +110,10 @@ class Tier(Protocol):
     """
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """Which values are there; a hint, and False for whatever cannot be asked."""
+        """Which values are there; a hint, and False for whatever cannot be asked.
+
+        One that cannot be asked at all raises instead.
+        """
         ...
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
@@ -151,6 +161,25 @@ class Moving(Protocol):
 
 
 @runtime_checkable
+class Touching(Protocol):
+    """A tier that loses values by itself: by eviction, a flush, a lost disk.
+
+    One that is none is taken to have what it was given until it is told to forget it.
+    """
+
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """Counts as a use of values, and says which are there.
+
+        Args:
+            names: those of a chain from its start on.
+
+        Returns:
+            OK, ABSENT, or ERROR where it cannot be told.
+        """
+        ...
+
+
+@runtime_checkable
 class Lister(Protocol):
     """What a tier can do besides if it knows what it has: then L1 can be warmed from it.
 
@@ -170,7 +199,7 @@ class Lister(Protocol):
         ...
 
     def namespaces(self) -> list[bytes]:
-        """Fingerprints of those that are described.
+        """Fingerprints of those that are described, and of others that have values.
 
         Raises:
             OSError: nobody knows.

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
 from server.tiers.mooncakeheat import Popularity
 from server.tiers.mooncakelink import BLOCK_BYTES, Headers, connect, host_port, library, register
@@ -105,6 +106,7 @@ class Mooncake:
         self._popularity = popularity
         self._watch = watch
         self._full_until = 0.0
+        self._doubts = Doubts()
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
         """Asks the master, which keeps what is there from being evicted for a while.
@@ -114,12 +116,28 @@ class Mooncake:
         """
         found = [False] * len(names)
         for begin in range(0, len(names), NAMES):
-            some = [_key(name) for name in names[begin : begin + NAMES]]
-            codes = self._store.batch_is_exist(some)
+            codes = self._ask(names[begin : begin + NAMES])
             found[begin : begin + NAMES] = [code == 1 for code in codes]
-            if codes[0] < 0:
-                raise TierError(f"mooncake: the master does not answer (code {codes[0]})")
         return found
+
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """The same, which the master counts as a use.
+
+        Raises:
+            TierError: as for ``batch_exists``.
+        """
+        found: list[Status] = []
+        for begin in range(0, len(names), NAMES):
+            for code in self._ask(names[begin : begin + NAMES]):
+                known = Status.OK if code == 1 else Status.ABSENT
+                found.append(Status.ERROR if code < 0 else known)
+        return found
+
+    def _ask(self, names: Sequence[Name]) -> list[int]:
+        codes: list[int] = self._store.batch_is_exist([_key(name) for name in names])
+        if codes[0] < 0:
+            raise TierError(f"mooncake: the master does not answer (code {codes[0]})")
+        return codes
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
         """Reads values where they shall lie; behind an error nothing more is tried."""
@@ -127,14 +145,25 @@ class Mooncake:
 
     def batch_put(self, parts: Sequence[Part]) -> list[Status]:
         """Writes values from where they lie; behind an error nothing more is tried."""
-        return _in_pieces(self._put, parts)
+        statuses = [Status.ERROR] * len(parts)
+        try:
+            statuses = _in_pieces(self._put, parts)
+        finally:  # the master may still hear that a value is whole
+            failed = [at for at, status in enumerate(statuses) if status is Status.ERROR]
+            self._doubts.note(parts[at].name for at in failed)
+        return statuses
 
     def delete(self, names: Sequence[Name]) -> None:
         """Removes values, those that somebody reads too.
 
         Raises:
-            TierError: the master did not do it.
+            TierError: the master did not do it, or may have some of them again.
         """
+        wanted = frozenset(names)
+        with self._doubts.removal("mooncake", wanted.__contains__):
+            self._remove(names)
+
+    def _remove(self, names: Sequence[Name]) -> None:
         for begin in range(0, len(names), NAMES):
             some = [_key(name) for name in names[begin : begin + NAMES]]
             failed = [
@@ -149,14 +178,16 @@ class Mooncake:
         """Removes all values of a namespace.
 
         Raises:
-            TierError: the master did not do it.
+            TierError: the master did not do it, or may have some of them again.
         """
         code = -1
-        for _ in range(CLEAR_TRIES):
-            code = self._store.remove_by_regex(f"^{_PREFIX}/{fingerprint.hex()}/", True)
-            if code >= 0:
-                return
-        raise TierError(f"mooncake: a namespace is not removed (code {code})")
+        with self._doubts.removal("mooncake", lambda name: name.fingerprint == fingerprint):
+            for _ in range(CLEAR_TRIES):
+                code = self._store.remove_by_regex(f"^{_PREFIX}/{fingerprint.hex()}/", True)
+                if code >= 0:
+                    break
+            else:
+                raise TierError(f"mooncake: a namespace is not removed (code {code})")
 
     def health(self) -> Health:
         """Asks the master, and writes, reads and removes a small value.
@@ -169,9 +200,12 @@ class Mooncake:
             return Health(False, note=f"mooncake: the master does not answer (code {code})")
         with self._watch.over():
             try:
-                return self._tried(key)
+                found = self._tried(key)
             finally:
                 self._store.remove(key, True)
+        if found.ok:
+            self._doubts.answered()
+        return found
 
     def register(self, address: int, size_bytes: int) -> None:
         """Has the library know an extent.
@@ -275,7 +309,8 @@ class Mooncake:
                 [key], [[block.address]], size, config
             )
             if code == _NO_ROOM:
-                return Health(True, note="mooncake: the cluster has no room, or no node")
+                text = "mooncake: nothing can be written: the cluster has no room, or no node"
+                return Health(True, note=text, warning=text)
             if code != 0:
                 return Health(False, note=f"mooncake: a value cannot be written (code {code})")
             block.data[: len(wanted)] = bytes(len(wanted))

@@ -7,15 +7,17 @@ by any thread of the client.
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
+from server.tieroptions import is_loopback
 from server.tiers import credentials
 from server.tiers.interface import TierError
+from server.tiers.reach import why_not
 from server.tierspec import TierSpec
 
 SMALL_S = 2.0
@@ -33,6 +35,11 @@ _VARIABLES = {
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
     "session_token": "AWS_SESSION_TOKEN",
 }
+_ASKED = re.compile(r"Error performing [A-Z]+ (https?://[^/\s]+)")
+_ROLES = ("169.254.", "fd00:ec2:")
+"""Where a machine or a pod is told its role."""
+
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
 _NO_PAIR = "s3: expected both of access_key_id and secret_access_key"
 
 
@@ -96,17 +103,35 @@ def client_of(spec: TierSpec, limit_s: float = REQUEST_S) -> Any:
         raise TierError(f"s3: {name}: {type(error).__name__} in its options") from None
 
 
-def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint is on this machine.
+def why_not_answered(text: str, environ: Mapping[str, str]) -> str:
+    """What is behind an error of the client that is no answer of the store.
 
     Args:
-        endpoint: a URL.
+        text: of the error.
+        environ: the environment.
+
+    Returns:
+        One line, or empty where the text itself says more. May take some seconds.
     """
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    asked = _ASKED.search(text)
+    if asked is None:
+        return ""
+    place = urlsplit(asked[1])
+    host = place.hostname or ""
+    if host.startswith(_ROLES):
+        variables = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return (
+            "no credentials: none found, looked in credentials= (a file), in "
+            f"{variables}, and asked {host} for a role of this machine or pod"
+        )
+    if "HTTP error" not in text:
+        return ""
+    why = ""
+    if not any(name.lower() in _PROXIES for name in environ):
+        is_tls = place.scheme == "https"
+        port = place.port or (443 if is_tls else 80)
+        why = why_not(host, port, is_tls, environ.get("SSL_CERT_FILE", ""))
+    return f"{asked[1]}: {why or 'no answer in time'}"
 
 
 def provider_of(path: str, environ: Mapping[str, str]) -> Callable[[], dict[str, Any]] | None:

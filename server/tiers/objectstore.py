@@ -8,20 +8,22 @@ have requests under way.
 A request is given up after some seconds and tried once more only when it failed at once; a call
 begins none after its budget, so none lasts longer than nine seconds. Payloads are copied once,
 between the slot and a buffer of the client: what the client still holds of a request that was given
-up is never a slot.
+up is never a slot. The store may still get it (``doubts``).
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
-from server.tiers.objectclient import SMALL_S, bucket_of, client_of
+from server.tiers.objectclient import SMALL_S, bucket_of, client_of, why_not_answered
 from server.tiers.presence import Presence
 from server.tierspec import TierSpec
 
@@ -96,12 +98,21 @@ class ObjectStore:
         self.moved: Callable[[], None] = lambda: None
         self._errors = (importlib.import_module("obstore.exceptions").BaseError, OSError)
         self._full_until = 0.0
+        self._doubts = Doubts()
         self._seen = Presence(time.monotonic)
         self._threads = ThreadPoolExecutor(concurrency * REQUESTS_PER_THREAD, "kvkeep-s3")
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """As the interface says; what was seen lately is not asked for again."""
-        return self._all(names, EXISTS_S, False, self._is_there)
+        """As the interface says; what was seen lately is not asked for again.
+
+        Raises:
+            TierError: not even the first can be asked, which is not the same as that it is absent.
+        """
+        late: bool | BaseException = False
+        answers = self._all(names, EXISTS_S, late, self._is_there)
+        if answers and isinstance(answers[0], BaseException):
+            raise TierError(self._told(answers[0]))
+        return [answer is True for answer in answers]
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; nothing is written into a part once this returned."""
@@ -120,12 +131,14 @@ class ObjectStore:
         """As the interface says.
 
         Raises:
-            TierError: some could not be deleted.
+            TierError: some could not be deleted, or may come again.
         """
         for name in names:
             self._seen.forget(name)
-        if names:
-            self._delete([path_of(name) for name in names])
+        wanted = frozenset(names)
+        with self._doubts.removal("s3", wanted.__contains__):
+            if names:
+                self._delete([path_of(name) for name in names])
 
     def clear(self, fingerprint: bytes) -> None:
         """As the interface says, within CLEAR_S; called again, it goes on with what is left.
@@ -133,8 +146,12 @@ class ObjectStore:
         Raises:
             TierError: something is left.
         """
-        end = time.monotonic() + CLEAR_S
         self._seen.forget_all(fingerprint)
+        with self._doubts.removal("s3", lambda name: name.fingerprint == fingerprint):
+            self._clear(fingerprint)
+
+    def _clear(self, fingerprint: bytes) -> None:
+        end = time.monotonic() + CLEAR_S
         under_way: list[Future[None]] = []
         try:
             for paths in self._listed(f"kvkeep/1/{fingerprint.hex()}"):
@@ -151,7 +168,9 @@ class ObjectStore:
         try:
             self._library.list_with_delimiter(self._asking, "kvkeep/1/probe")
         except self._errors as error:
-            return Health(False, note=self._told(error))
+            why = why_not_answered(str(error), os.environ)
+            return Health(False, note=f"s3: {self._bucket}: {why}" if why else self._told(error))
+        self._doubts.answered()
         return Health(True)
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -176,13 +195,13 @@ class ObjectStore:
         # All of them are waited for: a thread that is left behind would fill a slot later.
         return [*map(Future.result, [self._threads.submit(one, item) for item in items])]
 
-    def _is_there(self, name: Name) -> bool:
+    def _is_there(self, name: Name) -> bool | BaseException:
         if self._seen.has(name):
             return True
         try:
             return self._size(name) >= 0
-        except self._errors:
-            return False
+        except self._errors as error:
+            return error
 
     def _size(self, name: Name) -> int:
         """Bytes of the object, -1 when it is not there."""
@@ -211,13 +230,19 @@ class ObjectStore:
         return Status.OK
 
     def _put(self, part: Part) -> Status:
+        is_sent = False
         try:
             if self._size(part.name) == HEADER_BYTES + part.payload_bytes:
                 return Status.OK
             value = b"".join((part.header, part.payload))
+            is_sent = True
             self._library.put(self._client, path_of(part.name), value, use_multipart=False)
         except self._errors as error:
-            return Status.NO_ROOM if _REFUSED.search(str(error)) else Status.ERROR
+            if _REFUSED.search(str(error)):
+                return Status.NO_ROOM
+            if is_sent:
+                self._doubts.note([part.name])
+            return Status.ERROR
         self.moved()
         self._seen.note(part.name)
         return Status.OK

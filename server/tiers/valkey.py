@@ -7,17 +7,20 @@ header, how the client is made. Runs in: the porter, on its worker threads.
 
 Each request ends within two seconds; a call begins no further one when its budget is over. What
 the library still holds of a request that timed out is a copy of its own, so a slot is nobody's but
-ours once a call returned.
+ours once a call returned. The store may still get it (``doubts``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
 from server.tiers.valkeylink import Link, library, maker, one_line
+from server.tiers.valkeysweep import Sweep
 from server.tierspec import TierSpec
 
 GET_S = 2.0
@@ -26,8 +29,12 @@ CLEAR_S = 6.0
 """Budgets of one call: no further request is begun after that time."""
 
 FULL_PAUSE_S = 1.0
-"""So long a store that had no room for anything is not asked again: the library writes a line to
-standard error for every refusal."""
+"""So long a store that had no room for anything is not asked again, and then for its figures first:
+the library writes a line to standard error for every refusal."""
+
+MAX_SWEEPS = 64
+"""Namespaces whose CLEAR goes on where it stopped; with more the one that waited longest begins
+anew."""
 
 _GROUP = 512
 _T = TypeVar("_T")
@@ -46,7 +53,7 @@ def open(spec: TierSpec) -> Tier:  # noqa: A001
         TierError: nobody answers, or not to us; the library is missing.
     """
     glide = library()
-    return Valkey(glide, Link(maker(glide, spec)), spec.flag("cluster"))
+    return Valkey(glide, Link(maker(glide, spec)), spec.flag("cluster"), Doubts())
 
 
 class Valkey:
@@ -56,17 +63,34 @@ class Valkey:
         glide: the client library.
         link: to the store.
         is_cluster: whether the link is to a cluster.
+        doubts: puts that may still come.
+
+    Attributes:
+        moved: called after each value that was carried.
     """
 
-    def __init__(self, glide: Any, link: Link, is_cluster: bool) -> None:
+    def __init__(self, glide: Any, link: Link, is_cluster: bool, doubts: Doubts) -> None:
         self._glide = glide
         self._link = link
         self._is_cluster = is_cluster
+        self._doubts = doubts
+        self._sweeps: dict[bytes, Sweep] = {}
         self._full_until = 0.0
+        self._is_full = False
+        #: Of a value that was refused, and of the copy in which the store receives it.
+        self._wanted = 0
+        self.moved: Callable[[], None] = lambda: None
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
-        """As the interface says; both keys of a value count."""
-        return [answer == 2 for answer in self._ask(names)]
+        """As the interface says; both keys of a value count.
+
+        Raises:
+            TierError: not even the first can be asked, which is not the same as that it is absent.
+        """
+        answers = self._ask(names)
+        if answers and isinstance(answers[0], Exception):
+            raise TierError(f"valkey: {one_line(answers[0])}")
+        return [answer == 2 for answer in answers]
 
     def batch_get_into(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; the store's bytes go into the slot, without a copy in Python."""
@@ -82,7 +106,7 @@ class Valkey:
     def batch_put(self, parts: Sequence[Part]) -> list[Status]:
         """As the interface says; what is there is not sent again, for others put the same."""
         end = time.monotonic() + PUT_S
-        if time.monotonic() < self._full_until:
+        if self._stays_full():
             return [Status.NO_ROOM] * len(parts)
         answers = self._ask([part.name for part in parts])
         statuses: list[Status] = []
@@ -92,19 +116,48 @@ class Valkey:
                     break
                 if isinstance(answer, Exception):
                     statuses.append(Status.ERROR)
+                elif answer == 2:
+                    statuses.append(Status.OK)
+                elif self._is_full and not self._is_cluster:
+                    statuses.append(Status.NO_ROOM)
                 else:
-                    statuses.append(Status.OK if answer == 2 else self._put(client, part))
+                    statuses.append(self._put(client, part))
         if statuses and all(status is Status.NO_ROOM for status in statuses):
-            self._full_until = time.monotonic() + FULL_PAUSE_S
+            self._full(True)
         return statuses + [Status.ERROR] * (len(parts) - len(statuses))
+
+    def _full(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self._full_until = time.monotonic() + FULL_PAUSE_S
+
+    def _stays_full(self) -> bool:
+        """Whether a store that was full is so still; asked at most once a pause."""
+        if not self._is_full or time.monotonic() < self._full_until:
+            return self._is_full
+        self._full(True)  # for whoever comes meanwhile
+        health = self._health()
+        self._is_full = health.ok and health.is_full
+        if not self._is_full:
+            self._wanted = 0
+        return self._is_full
+
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """As the interface says; the store's own TOUCH, which counts for its policies."""
+        return [
+            Status.ERROR
+            if isinstance(answer, Exception)
+            else (Status.OK if answer == 2 else Status.ABSENT)
+            for answer in self._ask(names, is_use=True)
+        ]
 
     def delete(self, names: Sequence[Name]) -> None:
         """As the interface says.
 
         Raises:
-            TierError: some could not be asked for.
+            TierError: some could not be asked for, or may come again.
         """
-        with self._link.use() as client:
+        wanted = frozenset(names)
+        with self._doubts.removal("valkey", wanted.__contains__), self._link.use() as client:
             for group in _groups(names):
                 batch = self._batch()
                 for name in group:
@@ -117,29 +170,36 @@ class Valkey:
         Raises:
             TierError: something is left.
         """
-        end = time.monotonic() + CLEAR_S
-        try:
-            with self._link.use() as client:
-                if self._is_cluster:
-                    self._raise_unless_whole(client)
-                for keys in self._scan(client, f"{{kvkeep/1/{fingerprint.hex()}/*"):
-                    if time.monotonic() >= end:
-                        raise TierError(f"valkey: not cleared within {CLEAR_S} s; some is left")
-                    if keys:
-                        client.unlink(keys)
-        except self._glide.GlideError as error:
-            raise TierError(f"valkey: not cleared: {one_line(error)}") from None
+        mine = f"{{kvkeep/1/{fingerprint.hex()}/*"
+        with self._doubts.removal(
+            "valkey", lambda name: name.fingerprint == fingerprint
+        ) as removal:
+            sweep = self._sweeps.pop(fingerprint, None)
+            sweep = sweep or Sweep(self._glide, self._is_cluster, mine)
+            removal.begun_s = sweep.begun_s
+            try:
+                with self._link.use() as client:
+                    is_done = sweep.go_on(client, time.monotonic() + CLEAR_S)
+            except self._glide.GlideError as error:
+                raise TierError(f"valkey: not cleared: {one_line(error)}") from None
+            if not is_done:
+                while len(self._sweeps) >= MAX_SWEEPS:
+                    self._sweeps.pop(next(iter(self._sweeps)), None)
+                self._sweeps[fingerprint] = sweep
+                raise TierError(f"valkey: not cleared within {CLEAR_S:g} s; it goes on")
 
     def health(self) -> Health:
         """As the interface says. A link that does not work is made anew first."""
         found = self._health()
+        if not found.ok:
+            try:
+                self._link.renew()
+            except TierError as error:
+                return Health(False, note=str(error))
+            found = self._health()
         if found.ok:
-            return found
-        try:
-            self._link.renew()
-        except TierError as error:
-            return Health(False, note=str(error))
-        return self._health()
+            self._doubts.answered()
+        return found
 
     def register(self, address: int, size_bytes: int) -> None:
         """Nothing to do: any memory will do."""
@@ -156,6 +216,7 @@ class Valkey:
             found = client.mget(_keys(part.name), buffers=[part.header, part.payload])
         except self._glide.GlideError as error:
             return Status.CORRUPT if "buffer capacity" in str(error) else Status.ERROR
+        self.moved()
         if None in found:
             return Status.ABSENT
         is_whole = [int(length) for length in found] == [HEADER_BYTES, part.payload_bytes]
@@ -166,10 +227,17 @@ class Valkey:
         try:
             client.mset({payload: part.payload, header: part.header})
         except self._glide.GlideError as error:
-            return Status.NO_ROOM if "OOM" in str(error)[:80] else Status.ERROR
+            if "OOM" in str(error)[:80]:
+                self._wanted = 2 * part.payload_bytes
+                if not self._is_cluster:
+                    self._full(True)
+                return Status.NO_ROOM
+            self._doubts.note([part.name])
+            return Status.ERROR
+        self.moved()
         return Status.OK
 
-    def _ask(self, names: Sequence[Name]) -> list[int | Exception]:
+    def _ask(self, names: Sequence[Name], is_use: bool = False) -> list[int | Exception]:
         """How many keys of each value are there, or why that is not known."""
         end = time.monotonic() + GET_S
         found: list[int | Exception] = []
@@ -179,7 +247,10 @@ class Valkey:
                     break
                 batch = self._batch()
                 for name in group:
-                    batch.exists(_keys(name))
+                    if is_use:
+                        batch.touch(_keys(name))
+                    else:
+                        batch.exists(_keys(name))
                 found += self._answers(client, batch)
         late = TierError("valkey: out of time")
         return found + [late] * (len(names) - len(found))
@@ -200,57 +271,55 @@ class Valkey:
             if isinstance(answer, Exception):
                 raise TierError(f"valkey: {one_line(answer)}")
 
-    def _raise_unless_whole(self, client: Any) -> None:
-        """Without all of its primaries a cluster cannot be cleared.
-
-        What one that is away holds would come back with it, and the library's scan waits for it
-        without end.
-        """
-        if b"cluster_slots_ok:16384" not in client.custom_command(["CLUSTER", "INFO"]):
-            raise TierError("valkey: not cleared: a primary is away")
-
-    def _scan(self, client: Any, pattern: str) -> Iterator[list[bytes]]:
-        if not self._is_cluster:
-            cursor: Any = b"0"
-            while True:
-                cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
-                yield keys
-                if cursor == b"0":
-                    return
-        cursor = self._glide.ClusterScanCursor()
-        while not cursor.is_finished():
-            cursor, keys = client.scan(cursor, match=pattern, count=_GROUP)
-            yield keys
-
-    def _health(self) -> Health:
+    def _health(self) -> _Judged:
         sections = [self._glide.InfoSection.MEMORY, self._glide.InfoSection.REPLICATION]
         try:
             with self._link.use() as client:
                 if not self._is_cluster:
-                    return _judged([client.info(sections)])
+                    return _judged([client.info(sections)], self._wanted)
                 state = client.custom_command(["CLUSTER", "INFO"])
                 if b"cluster_state:ok" not in state:
-                    return Health(False, note="valkey: the cluster says cluster_state:fail")
+                    return _Judged(False, note="valkey: the cluster says cluster_state:fail")
                 route = self._glide.AllPrimaries()
-                return _judged([*client.info(sections, route).values()])
+                return _judged([*client.info(sections, route).values()], self._wanted)
         except self._glide.GlideError as error:
-            return Health(False, note=f"valkey: {one_line(error)}")
+            return _Judged(False, note=f"valkey: {one_line(error)}")
 
 
-def _judged(infos: list[bytes]) -> Health:
-    """What primaries say of themselves."""
-    used_bytes = capacity_bytes = 0
-    note = ""
+@dataclass(frozen=True)
+class _Judged(Health):
+    """How primaries are.
+
+    Attributes:
+        is_full: none of them takes anything before others remove something.
+    """
+
+    is_full: bool = False
+
+
+def _judged(infos: list[bytes], wanted_bytes: int) -> _Judged:
+    """What primaries say of themselves, and whether they have so many bytes left."""
+    used_bytes = capacity_bytes = num_full = 0
+    policies = set()
     for info in infos:
         lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
         facts = {key: value for key, _, value in lines}
         if facts.get("role") != "master":
-            return Health(False, note="valkey: no primary among the addresses")
-        used_bytes += int(facts.get("used_memory", 0))
-        capacity_bytes += int(facts.get("maxmemory", 0))
-        if int(facts.get("maxmemory", 0)) and facts.get("maxmemory_policy") == "noeviction":
-            note = "valkey: maxmemory-policy is noeviction: once full it takes nothing more"
-    return Health(True, used_bytes, capacity_bytes, note)
+            return _Judged(False, note="valkey: no primary among the addresses")
+        used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
+        used_bytes, capacity_bytes = used_bytes + used, capacity_bytes + most
+        policy = facts.get("maxmemory_policy", "")
+        if most and not policy.startswith("allkeys-"):  # our values have no time to live
+            policies.add(policy)
+            num_full += used + wanted_bytes > most
+    note = ""
+    if policies:
+        when = "it is full and" if num_full else "once full it"
+        note = (
+            f"valkey: maxmemory-policy is {', '.join(sorted(policies))}: {when} takes nothing "
+            "more; expected allkeys-lru"
+        )
+    return _Judged(True, used_bytes, capacity_bytes, note, note, num_full == len(infos))
 
 
 def _keys(name: Name) -> list[bytes]:

@@ -12,16 +12,21 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from server.tiers import credentials
 from server.tiers.interface import TierError
+from server.tiers.reach import why_not
 from server.tierspec import TierSpec
 
 REQUEST_MS = 2000
 """A request ends by then, whatever the store does; so does an attempt to connect."""
+
+LOOK_S = 1.0
+"""When none of the addresses led anywhere, so long another one of them is looked at."""
 
 _MAX_TEXT = 160
 _VARIABLES = {
@@ -89,7 +94,7 @@ def maker(glide: Any, spec: TierSpec) -> Callable[[], Any]:
             client = kind.create(configuration)
         except glide.GlideError as error:
             hint = "; cluster=yes is for clusters only" if is_cluster else ""
-            raise TierError(f"valkey: {spec.location}: {one_line(error)}{hint}") from None
+            raise TierError(f"valkey: {_unreached(spec) or one_line(error) + hint}") from None
         if not is_cluster:
             _refuse_cluster(glide, client, spec.location)
         return client
@@ -178,6 +183,19 @@ def _tls(glide: Any, spec: TierSpec) -> Any:
             return glide.TlsAdvancedConfiguration(root_pem_cacerts=file.read())
     except OSError as error:
         raise TierError(f"valkey: {path}: {error.strerror or error}") from None
+
+
+def _unreached(spec: TierSpec) -> str:
+    """What is wrong with the first address that is not well; the library says too little."""
+    is_tls, authority = spec.flag("tls"), spec.text("ca")
+    end = time.monotonic() + LOOK_S
+    for address in spec.location.split(","):
+        if time.monotonic() >= end:
+            break
+        why = why_not(*_host_port(address), is_tls, authority)
+        if why:
+            return f"{address}: {why}"
+    return ""
 
 
 def _host_port(address: str) -> tuple[str, int]:

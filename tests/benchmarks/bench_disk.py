@@ -1,16 +1,18 @@
 """What the disk tier moves beside fio, in turns, on the same files.
 
-    python -m tests.benchmarks.bench_disk --folder DIR [--size 8G] [--rounds 7] [--threads 4]
-                                          [--value 4M] [--layout slab] [--order random]
-                                          [--json PATH]
+    python -m tests.benchmarks.bench_disk --folder DIR [--size 8G] [--rounds 7] [--fio-jobs 4]
+                                          [--threads N] [--value 4M] [--job 4M] [--layout slab]
+                                          [--order random] [--json PATH]
 
 Each round writes a folder full of new values and reads them all back through what a porter runs:
 jobs of parts that lie in an extent of shared memory, sealed before, checked after, on as many
-threads as ``concurrency``. fio, from the distribution's package, does the same with bare blocks
-right before and after: ``ioengine=psync direct=1`` and as many jobs, over the tier's own segment
-files (``layout=files``: over files of its own beside them). What counts is the ratio. A program,
-not a test: ``test_bench_disk`` runs it small. The folder has to be on the disk that is meant, and
-everything in it is removed.
+threads as ``concurrency`` is without an option. fio, from the distribution's package, does the same
+with bare blocks right before and after: ``ioengine=psync direct=1`` and ``--fio-jobs`` jobs, over
+the tier's own segment files (``layout=files``: over files of its own beside them). A job of ours is
+one value, so that either side has one buffer for each thread: fio's lie in the processor's cache,
+and longer jobs (``--job 32M``) come from memory, which costs the disk's side of a virtual machine a
+copy from there. What counts is the ratio. A program, not a test: ``test_bench_disk`` runs it small.
+The folder has to be on the disk that is meant, and everything in it is removed.
 """
 
 from __future__ import annotations
@@ -37,10 +39,9 @@ from server.porter.memory import Memory
 from server.porter.wire import Command, Kind
 from server.sizes import parse_size
 from server.tiers import disk
-from server.tierspec import parse
+from server.tierspec import CONCURRENCY, parse
 
 FINGERPRINT: Final = bytes(range(16))
-JOB_BYTES: Final = 32 << 20
 EXTENT: Final = 1
 PAGE: Final = 4096
 SHARE: Final = 0.85
@@ -85,15 +86,23 @@ class Rig:
     """A tier, an extent of shared memory, and threads that work as a porter's do."""
 
     def __init__(
-        self, folder: Path, size: int, threads: int, value: int, layout: str, is_random: bool
+        self,
+        folder: Path,
+        size: int,
+        threads: int,
+        value: int,
+        layout: str,
+        is_random: bool,
+        fio_jobs: int,
+        job_bytes: int,
     ) -> None:
-        self.is_random = is_random
+        self.is_random, self.fio_jobs = is_random, fio_jobs
         self.folder = folder
         self.threads, self.value = threads, value
         self.count = int(size * SHARE) // (value + PAGE)
         self.tier = disk.open(parse(f"disk:{folder}?size={size}&layout={layout}"))
         self.memory = Memory(self.tier)
-        self.slots = max(1, JOB_BYTES // value)
+        self.slots = max(1, job_bytes // value)
         length = PAGE + threads * self.slots * value
         self.fd = os.memfd_create("bench-disk")
         os.posix_fallocate(self.fd, 0, length)
@@ -145,7 +154,7 @@ class Rig:
     def files(self) -> list[Path]:
         """Where fio shall write and read: the segments."""
         found = sorted((self.folder / "segments").glob("*"))
-        return found or [self.folder / f"fio-{number}" for number in range(self.threads)]
+        return found or [self.folder / f"fio-{number}" for number in range(self.fio_jobs)]
 
     def clear(self) -> None:
         """Forgets everything; returns when there is room again."""
@@ -179,11 +188,11 @@ def fio(rig: Rig, rw: str) -> float:
         GB/s.
     """
     total = rig.count * rig.value
-    share = total // rig.threads // rig.value * rig.value
+    share = total // rig.fio_jobs // rig.value * rig.value
     files = rig.files()
     size = sum(path.stat().st_size for path in files) if files[0].exists() else total
     command = [
-        *("fio", "--name=kvkeep", "--ioengine=psync", "--direct=1", f"--numjobs={rig.threads}"),
+        *("fio", "--name=kvkeep", "--ioengine=psync", "--direct=1", f"--numjobs={rig.fio_jobs}"),
         *(f"--bs={rig.value}", f"--rw={'rand' * rig.is_random}{rw}", "--group_reporting"),
         *(("--norandommap",) if rig.is_random else (f"--offset_increment={share}",)),
         *(f"--filename={':'.join(map(str, files))}", f"--size={size}", "--fallocate=none"),
@@ -216,8 +225,12 @@ def measure(rig: Rig, rounds: int, told: Callable[[str], None]) -> Figures:
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
 @click.option("--size", default="8G", show_default=True)
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(1, 100))
-@click.option("--threads", default=4, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--threads", default=CONCURRENCY, show_default=True, type=click.IntRange(1, 64), help="of ours"
+)
+@click.option("--fio-jobs", default=4, show_default=True, type=click.IntRange(1, 64))
 @click.option("--value", default="4M", show_default=True)
+@click.option("--job", default="4M", show_default=True, help="of ours, at a time")
 @click.option("--layout", default="slab", type=click.Choice(["slab", "files"]))
 @click.option("--order", default="random", type=click.Choice(["random", "sequential"]))
 @click.option("--json", "path", type=click.Path(path_type=Path))
@@ -226,7 +239,9 @@ def main(
     size: str,
     rounds: int,
     threads: int,
+    fio_jobs: int,
     value: str,
+    job: str,
     layout: str,
     order: str,
     path: Path | None,
@@ -236,8 +251,10 @@ def main(
         raise click.ClickException("fio was not found: apt-get install fio, or the like")
     if folder.exists() and any(folder.iterdir()):
         raise click.ClickException(f"{folder} is not empty; everything in it would be removed")
-    sizes = parse_size("size", size), parse_size("value", value)
-    rig = Rig(folder, sizes[0], threads, sizes[1], layout, order == "random")
+    sizes = [
+        parse_size(name, text) for name, text in (("size", size), ("value", value), ("job", job))
+    ]
+    rig = Rig(folder, sizes[0], threads, sizes[1], layout, order == "random", fio_jobs, sizes[2])
     try:
         figures = measure(rig, rounds, lambda line: click.echo(line, err=True))
     finally:
@@ -248,6 +265,8 @@ def main(
         "values": rig.count,
         "value_bytes": rig.value,
         "threads": threads,
+        "fio_jobs": fio_jobs,
+        "job_bytes": sizes[2],
         "layout": layout,
         "order": order,
         "load_1min": os.getloadavg()[0],

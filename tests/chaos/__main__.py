@@ -23,7 +23,7 @@ from typing import Any
 from server.bench.machine import describe
 from tests.chaos.broken import BREAKS
 from tests.chaos.conductor import Conductor, Settings
-from tests.chaos.script import SCRIPTS, draw
+from tests.chaos.script import SCRIPTS, draw, with_tiers
 from tests.chaos.verdict import judge
 
 SCHEMA = 1
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{name} must be above 0, not {getattr(options, name):g}")
     launcher = ("tests.chaos.broken", options.broken) if options.broken else ("server", "launch")
     script = SCRIPTS[options.script]
+    if options.l2:
+        script = with_tiers(script)
     settings = Settings(
         seed=options.seed,
         length_s=options.minutes * 60,
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     conductor = Conductor(settings, events, lambda line: print(line, flush=True))
     figures = conductor.run()
-    verdict = judge(figures, options.minutes)
+    verdict = judge(figures, options.minutes, bool(options.l2))
     document = {
         "schema": SCHEMA,
         "begun": begun.isoformat(timespec="seconds"),

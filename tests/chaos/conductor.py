@@ -33,10 +33,11 @@ GONE: Final = (
 )
 """Gauges of the server that are 0 when every engine has left; one it does not know is 0."""
 
-_STOPS: Final = ("engine_stops", "copier_stops", "server_stops")
+_STOPS: Final = ("engine_stops", "copier_stops", "porter_stops", "server_stops")
 _EVENTS: Final = (
-    *("engine_kills", "server_kills", "copier_kills", *_STOPS, "engine_stops_with_offer"),
+    *("engine_kills", "server_kills", "copier_kills", "porter_kills", *_STOPS),
     *(
+        "engine_stops_with_offer",
         "servers_killed_past_stopped_engines",
         "servers_killed_at_start",
         "engine_starts",
@@ -274,6 +275,7 @@ class Conductor:
             "stops": sum(sums[name] for name in _STOPS),
             "loads_verified": sums["loads"],
             "chunks_verified": sums["chunks"],
+            "tier_chunks": lookout.tier_chunks,
             "hit_ratio": ratio(sums["loaded_tokens"], sums["prompt_tokens"]),
             "hit_ratio_of_first_requests": ratio(sums["first_loaded_tokens"], sums["first_tokens"]),
             "device_ratio": ratio(sums["device_tokens"], sums["prompt_tokens"]),

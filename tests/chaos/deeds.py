@@ -25,6 +25,9 @@ POINTS: Final = ("queried", "bound", "forward", "launched", "iteration")
 _OFFER_S: Final = 1.5
 _TRY_S: Final = 4.0
 _TRY_EVERY_S: Final = 0.05
+_PORTER_TRY_S: Final = 15.0
+"""Longer than the pause before one that keeps dying is started again."""
+
 _BEFORE_KILL_S: Final = 0.3
 _SUCCESSION_S: Final = 60.0
 
@@ -173,13 +176,7 @@ class Deeds:
 
     def kill_copier(self, event: Event) -> None:
         """kill -9 of the copier."""
-        end_s = time.monotonic() + _TRY_S
-        while time.monotonic() < end_s:
-            grip = self._server.copier()
-            if grip is not None and grip.signal(signal.SIGKILL):
-                self._tally.event("copier_kills")
-                return
-            time.sleep(_TRY_EVERY_S)
+        self._kill(self._server.copier, _TRY_S, "copier_kills")
 
     def stop_copier(self, event: Event) -> None:
         """SIGSTOP of the copier for a while."""
@@ -190,6 +187,29 @@ class Deeds:
     def wedge_copier(self, event: Event) -> None:
         """SIGSTOP for longer than the server waits for a copy: it kills this copier."""
         self.stop_copier(event)
+
+    def kill_porter(self, event: Event) -> None:
+        """kill -9 of a lower tier's porter; one that keeps dying comes again after a pause."""
+        self._kill(self._server.porter, _PORTER_TRY_S, "porter_kills")
+
+    def stop_porter(self, event: Event) -> None:
+        """SIGSTOP of a porter for a while."""
+        grip = self._server.porter()
+        if grip is not None:
+            self._stop(grip, event.seconds, "porter_stops")
+
+    def wedge_porter(self, event: Event) -> None:
+        """SIGSTOP for longer than the server waits for a porter: it kills this one."""
+        self.stop_porter(event)
+
+    def _kill(self, find: Callable[[], Grip | None], limit_s: float, name: str) -> None:
+        end_s = time.monotonic() + limit_s
+        while time.monotonic() < end_s and not self._over.is_set():
+            grip = find()
+            if grip is not None and grip.signal(signal.SIGKILL):
+                self._tally.event(name)
+                return
+            time.sleep(_TRY_EVERY_S)
 
     def _stop(self, grip: Grip, seconds: float, name: str) -> None:
         self._stops.begin(grip.pid)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.processes import Grip, children_of
+from tests.chaos.processes import Grip, children_of, module_of
 from tests.chaos.stops import Stops
 from tests.chaos.tally import Tally
 
@@ -31,6 +31,8 @@ _PRCTL: Final = ctypes.CDLL(None).prctl
 _START_S: Final = 30.0
 _END_S: Final = 30.0
 _COPIERS_GONE_S: Final = 5.0
+_COPIERS: Final = "server.copier."
+_PORTERS: Final = "server.porter."
 _LOGGED: Final = re.compile(r"\b(WARNING|ERROR|CRITICAL) [\w.]+: (\w+)|^(Traceback) ", re.M)
 _READY: Final = re.compile(
     r"side socket (?P<side>\S+), arena .* started in (?P<started_s>[0-9.]+) s"
@@ -48,6 +50,7 @@ class Incarnation:
         gone_ns: when it was hit for the last time; 0 while it lives.
         ready_s: from exec to ready.
         side: path of its side socket.
+        copiers: its children, porters too, by pid.
     """
 
     grip: Grip
@@ -231,12 +234,22 @@ class Server(threading.Thread):
             self._old.append(grip)
 
     def copier(self) -> Grip | None:
-        """The present copier; with tiers one of the server's children in turn, porters too."""
+        """A child that copies, in turn; None while there is none."""
+        return self._child(_COPIERS)
+
+    def porter(self) -> Grip | None:
+        """The process of a lower tier, in turn; None while there is none."""
+        return self._child(_PORTERS)
+
+    def _child(self, package: str) -> Grip | None:
         now = self.now
         if now is None:
             return None
         alive = []
         for pid in children_of(now.grip.pid):
+            # What has just been forked is still called as its parent is, and is passed over.
+            if not module_of(pid).startswith(package):
+                continue
             if pid not in now.copiers:
                 try:
                     now.copiers[pid] = Grip(pid)

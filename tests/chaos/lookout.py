@@ -6,6 +6,7 @@ know: engines. One thread.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from tests.chaos.tally import Tally
 
 _EVERY_S: Final = 1.0
 _ASK_S: Final = 4.0
+_FROM_A_TIER: Final = re.compile(r"tier_.+_hit_chunks")
 SETTLED_S: Final = 20.0
 """The memory of an incarnation counts from then on: caches and pools of objects are full."""
 
@@ -43,6 +45,7 @@ class Lookout(threading.Thread):
         self.answer_ms: list[float] = []
         self.last: dict[str, int] = {}
         self.most: dict[str, int] = {}
+        self._from_tiers: list[int] = []
         self._samples: list[tuple[float, int]] = []
         self._sampled: Incarnation | None = None
 
@@ -79,6 +82,7 @@ class Lookout(threading.Thread):
     def _look(self, now: Incarnation) -> None:
         if now is not self._sampled:
             self._sampled, self._samples = now, []
+            self._from_tiers.append(0)
         begin_ns = time.monotonic_ns()
         rss = rss_anon_bytes(now.grip.pid)
         if rss:
@@ -101,10 +105,18 @@ class Lookout(threading.Thread):
         if found:
             self.answer_ms.append(own_ns / 1e6)
             self.last = found
+            self._from_tiers[-1] = sum(
+                value for name, value in found.items() if _FROM_A_TIER.fullmatch(name)
+            )
             if found.get("internal_errors"):
                 self._tally.trouble(f"{found['internal_errors']} internal errors of the server")
             for name, value in found.items():
                 self.most[name] = max(value, self.most.get(name, 0))
+
+    @property
+    def tier_chunks(self) -> int:
+        """Chunks that came from lower tiers, of all incarnations; each but for its last second."""
+        return sum(self._from_tiers)
 
     def memory_samples(self) -> list[tuple[float, float]]:
         """Seconds since the present incarnation was seen first, and MiB; one in five."""

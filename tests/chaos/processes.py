@@ -64,6 +64,15 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def module_of(pid: int) -> str:
+    """What its interpreter runs by ``-m``; empty when it is gone or runs something else."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"), "")
+
+
 def state_of(pid: int) -> str:
     """Its state as ``/proc`` shows it: ``T`` is stopped; empty when it is gone."""
     try:

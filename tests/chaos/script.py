@@ -55,6 +55,14 @@ engine, how long the engine stays stopped. Of a rate's broken part the seed deci
 parts of the two kills alone must make up what a run has to have, however short it is."""
 
 
+TIER_RATES: Final[Mapping[str, Rate]] = {
+    "kill_porter": Rate(2.0),
+    "stop_porter": Rate(1.5, (0.1, 3.0)),
+    "wedge_porter": Rate(0.2, (11.0, 13.0)),
+}
+"""What comes on top where the server has lower tiers: each has a process of its own, its porter."""
+
+
 @dataclass(frozen=True)
 class Script:
     """What kind of run it is.
@@ -80,6 +88,12 @@ class Script:
 
 EVERYTHING: Final = Script(RATES, ("36M", "36M", "18M", "36M", "10M", "48M", "24M"), "36M")
 
+TIERED: Final = Script(
+    {**RATES, **TIER_RATES}, ("24M", "12M", "18M", "24M", "8M", "36M", "12M"), "18M"
+)
+"""Porters are hit, too, and arenas are smaller, so that hits come from below. Everything else of a
+seed is as without tiers."""
+
 RESTARTS: Final = Script(
     {"kill_server_past_stopped_engine": Rate(9.0, (4.0, 5.0))},
     arenas=("1M",),
@@ -93,6 +107,11 @@ RESTARTS: Final = Script(
 wants to reuse what that engine is about to read, and nobody else asks for it."""
 
 SCRIPTS: Final = {"everything": EVERYTHING, "restarts": RESTARTS}
+
+
+def with_tiers(script: Script) -> Script:
+    """The kind of run that it is where the server has lower tiers."""
+    return TIERED if script is EVERYTHING else script
 
 
 @dataclass(frozen=True)

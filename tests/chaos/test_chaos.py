@@ -1,4 +1,4 @@
-"""A short run holds, and a run with a planted fault finds it."""
+"""A short run holds, without a lower tier or with one, and a planted fault is found."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def chaos(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, document
 
 
-def test_a_short_run_holds(tmp_path: Path) -> None:
-    # Too short for its counts to be judged: the run of two minutes is a step of .ci/run.
-    _, found = chaos(tmp_path, "--minutes", "0.4", "--seed", "11", "--rate", "25")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("tiers", [(), ("--l2", "disk")], ids=["plain", "disk"])
+def test_a_short_run_holds(tmp_path: Path, tiers: tuple[str, ...]) -> None:
+    # Too short for its counts to be judged: the runs of a minute or two are steps of .ci/run.
+    _, found = chaos(tmp_path, "--minutes", "0.4", "--seed", "11", "--rate", "25", *tiers)
     assert {name: found[name] for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0), found
     assert found["trouble_list"] == []
     assert found["engine_kills"] >= 2

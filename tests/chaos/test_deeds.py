@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.chaos.deeds import Deeds, _hide, _show, _Tries
-from tests.chaos.script import SCRIPTS
+from tests.chaos.script import SCRIPTS, with_tiers
 
 pytestmark = pytest.mark.torch
 
@@ -50,5 +50,5 @@ def test_players_are_tried_in_turn_until_the_run_is_over() -> None:
 
 def test_every_kind_of_event_is_a_deed() -> None:
     for script in SCRIPTS.values():
-        for kind in script.rates:
+        for kind in with_tiers(script).rates:
             assert callable(getattr(Deeds, kind)), kind

@@ -12,6 +12,7 @@ from server.asking import stats
 from tests.chaos.host import Server, Succession
 from tests.chaos.stops import Stops
 from tests.chaos.tally import Tally
+from tests.wire.process import wait_until
 
 
 @pytest.fixture
@@ -52,6 +53,27 @@ def test_servers_follow_each_other(server: Server) -> None:
     assert counts == {"server_kills": 1, "server_ends": 1, "server_starts": 3}
     assert server._tally.troubles() == []
     assert server.processes_left() == 0
+
+
+def test_a_tiers_porter_is_told_from_the_copier(short_dir: Path, shm_dir: Path) -> None:
+    made = Server(
+        short_dir, shm_dir / "a", Tally(), Stops(), "256K", l2=[f"disk:{short_dir}/t?size=16M"]
+    )
+    made.start()
+    try:
+        follow(made, 0)
+        assert wait_until(lambda: made.porter() is not None and made.copier() is not None, 20)
+        porter, copier = made.porter(), made.copier()
+        assert porter is not None
+        assert copier is not None
+        assert porter.pid == stats(made.side, 5)["tier_disk_porter_pid"]
+        assert copier.pid != porter.pid
+        assert made.copier() is copier
+    finally:
+        made.end()
+        made.join(40)
+    assert made.processes_left() == 0
+    assert made._tally.troubles() == []
 
 
 def test_a_server_that_is_killed_while_it_starts(server: Server) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.processes import Grip, children_of, descriptors_of, rss_anon_bytes, state_of
+from tests.chaos.processes import (
+    Grip,
+    children_of,
+    descriptors_of,
+    module_of,
+    rss_anon_bytes,
+    state_of,
+)
 from tests.wire.process import wait_until
 
 
@@ -46,6 +53,15 @@ def test_children_and_memory(sleeper: subprocess.Popen[bytes]) -> None:
     assert sleeper.pid in children_of(os.getpid())
     assert children_of(sleeper.pid) == []
     assert wait_until(lambda: rss_anon_bytes(sleeper.pid) > 1 << 20)
+
+
+def test_a_module_that_runs_is_named(sleeper: subprocess.Popen[bytes]) -> None:
+    assert wait_until(lambda: module_of(sleeper.pid) == "")
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        assert wait_until(lambda: module_of(child.pid) == "http.server")
+        child.kill()
+    assert module_of(child.pid) == ""
 
 
 def test_a_descriptor_of_a_dead_process_is_told_apart(sleeper: subprocess.Popen[bytes]) -> None:

@@ -12,12 +12,18 @@ from tests.chaos.script import (
     QUIET_SHARE,
     RATES,
     RESTARTS,
+    TIER_RATES,
     Rate,
     Script,
     draw,
     restarts_server,
+    with_tiers,
 )
-from tests.chaos.verdict import ENGINE_KILLS_PER_MINUTE, SERVER_KILLS_PER_MINUTE
+from tests.chaos.verdict import (
+    ENGINE_KILLS_PER_MINUTE,
+    PORTER_KILLS_PER_MINUTE,
+    SERVER_KILLS_PER_MINUTE,
+)
 
 KILLS = ("kill_server", "kill_server_twice", "kill_server_past_stopped_engine")
 
@@ -37,6 +43,22 @@ def test_rates_that_are_asked_for_are_kept(minutes: int) -> None:
         assert sum(count[kind] for kind in KILLS) >= SERVER_KILLS_PER_MINUTE * minutes, seed
         for kind, rate in RATES.items():
             assert abs(count[kind] - rate.per_minute * minutes) < 1, (seed, kind)
+
+
+@pytest.mark.parametrize("minutes", [1, 2, 20])
+def test_with_tiers_porters_are_hit_on_top(minutes: int) -> None:
+    """By every seed; half of the kills may find none that lives."""
+    for seed in range(100):
+        events = draw(seed, minutes * 60, with_tiers(EVERYTHING))
+        ours = [event for event in events if event.kind in TIER_RATES]
+        kills = sum(event.kind == "kill_porter" for event in ours)
+        assert kills >= 2 * PORTER_KILLS_PER_MINUTE * minutes, seed
+        assert sum(event.kind == "stop_porter" for event in ours) >= minutes, seed
+        others = [(one.at_s, one.kind, one.target) for one in draw(seed, minutes * 60)]
+        assert [(one.at_s, one.kind, one.target) for one in events if one not in ours] == others, (
+            seed
+        )
+    assert with_tiers(RESTARTS) is RESTARTS
 
 
 def test_the_last_server_lives_and_has_the_full_arena() -> None:

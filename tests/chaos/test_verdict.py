@@ -69,6 +69,16 @@ def test_one_wrong_thing_is_enough(name: str, value: Any) -> None:
     assert not verdict.held
 
 
+def test_a_run_with_tiers_has_to_use_and_to_hit_them() -> None:
+    tiers = {**GOOD, "porter_kills": 10, "tier_chunks": 500}
+    assert judge(tiers, 10, has_tiers=True).held
+    for name, value in (("porter_kills", 9), ("tier_chunks", 499)):
+        verdict = judge({**tiers, name: value}, 10, has_tiers=True)
+        assert [one.split()[0] for one in verdict.invalid] == [name]
+        assert not verdict.wrong
+        assert judge({**tiers, name: value}, 10).held
+
+
 def test_short_runs_need_less() -> None:
     assert (min_loads(10), min_loads(2)) == (50_000, 2000)
     short = {**GOOD, "engine_kills": 12, "server_kills": 4, "loads_verified": 2000}

@@ -13,6 +13,10 @@ MIN_HIT_RATIO: Final = 0.3
 LOADS_PER_MINUTE: Final = 5000
 ENGINE_KILLS_PER_MINUTE: Final = 6
 SERVER_KILLS_PER_MINUTE: Final = 2
+PORTER_KILLS_PER_MINUTE: Final = 1
+"""Half of what the script has: one that keeps being killed comes again after up to 10 s."""
+
+TIER_CHUNKS_PER_MINUTE: Final = 50
 MAX_RSS_SLOPE: Final = 1.0
 LONG_MINUTES: Final = 10
 """Runs this long and longer must verify as many loads as they claim; shorter ones a fifth."""
@@ -47,18 +51,22 @@ def min_loads(minutes: float) -> int:
     return int(LOADS_PER_MINUTE * minutes * share)
 
 
-def judge(figures: Mapping[str, Any], minutes: float) -> Verdict:
+def judge(figures: Mapping[str, Any], minutes: float, has_tiers: bool = False) -> Verdict:
     """Judges a run.
 
     Args:
         figures: as the report has them.
         minutes: how long it was to be.
+        has_tiers: whether the server had lower tiers, which then must have been at work, and hit.
     """
     wanted = {
         "engine_kills": ENGINE_KILLS_PER_MINUTE * minutes,
         "server_kills": SERVER_KILLS_PER_MINUTE * minutes,
         "loads_verified": min_loads(minutes),
     }
+    if has_tiers:
+        wanted["porter_kills"] = PORTER_KILLS_PER_MINUTE * minutes
+        wanted["tier_chunks"] = TIER_CHUNKS_PER_MINUTE * minutes
     invalid = [
         f"{name} {figures[name]}, at least {least:g} are needed"
         for name, least in wanted.items()

@@ -126,7 +126,9 @@ def test_the_figures_of_a_fleet(name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SLOW)
 def test_the_figures_of_a_thousand_gpus(name: str) -> None:
-    assert fleet_row(name, document(name)) in PAGE
+    row = fleet_row(name, document(name))
+    print(row)
+    assert row in PAGE
 
 
 def test_the_arithmetic_by_hand_is_the_simulations() -> None:
@@ -146,4 +148,6 @@ def test_the_arithmetic_by_hand_is_the_simulations() -> None:
 @pytest.mark.skipif(not WHOLE, reason="KV_TRACES names no folder with the public traces")
 @pytest.mark.parametrize("name", TRACES)
 def test_the_figures_of_whole_traces(name: str) -> None:
-    assert trace_row(name, document(name)) in PAGE
+    row = trace_row(name, document(name))
+    print(row)
+    assert row in PAGE

@@ -1,6 +1,7 @@
 """Every combination of one process, by the id in docs/trtllm.md: equal logits, nothing left.
 
-``KV_SCHEDULE_SEED`` repeats a run, ``KV_SCHEDULES`` plays more per combination.
+``KV_SCHEDULE_SEED`` repeats a run, ``KV_SCHEDULES`` plays more per combination. ``make test``
+plays a part, which ``KV_SAMPLED`` repeats.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
         yield one
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("combination", chosen(is_solo=True), ids=lambda one: one.test_id)
 def test_combination(combination: Combination, sweep: Sweep) -> None:
     tally = Tally()

@@ -202,6 +202,7 @@ def gaps_for(name: str, how: str) -> list[str]:
     return gaps if how != "killed" or number == 0 else gaps[number % 2 :: 2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", DISTURBANCES)
 def test_in_every_gap(stand: Stand, how: str, build_dir: Path) -> None:
     for gap in gaps_for(stand.name, how):

@@ -172,6 +172,7 @@ def test_load_modes(server: ServerProcess, model: Path, references: Any, mode: s
     check_nothing_left(server, 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["v2", "groups", "windows", "private", "v2-private", "fp8"])
 def test_layouts(
     server: ServerProcess, model: Path, grouped: dict[str, Path], references: Any, name: str
@@ -317,6 +318,7 @@ MORE_SAVING = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "rank", "point"), [*LOADING, *starmap(rarely, MORE_LOADING)])
 def test_a_rank_killed_while_loading(
     server: ServerProcess,
@@ -345,6 +347,7 @@ def test_a_rank_killed_while_loading(
     check_pages_back(survivor)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "rank", "point"), [*SAVING, *starmap(rarely, MORE_SAVING)])
 def test_a_rank_killed_while_saving(
     server: ServerProcess,

@@ -22,6 +22,7 @@ from tests.tiers.rig import (
     serve,
 )
 from tests.tiers.trouble import porter_of, stopped
+from tests.wire.client import Engine
 from tests.wire.process import wait_until
 
 pytest.importorskip("lmdb")
@@ -137,3 +138,31 @@ def test_two_servers_share_one_folder(short_dir: Path, shm_dir: Path, tmp_path: 
         assert fetched(other, working_set) == ALL
         assert counters(other)["tier_disk_hit_chunks"] == sum(ALL)
         assert counters(other).get("stored_chunks", 0) == 0
+
+
+def test_what_a_folder_lost_is_written_again_when_l1_uses_it(
+    short_dir: Path, shm_dir: Path, tmp_path: Path
+) -> None:
+    keys = chains(1)[0]
+    with serve(short_dir, shm_dir / "a", disk(tmp_path / "l2", layout="files")) as server:
+        filled(server, "disk", [keys])
+        (values,) = [one for one in (tmp_path / "l2").iterdir() if len(one.name) == 32]
+        shutil.rmtree(values)
+        with TierEngine(server) as engine:
+            assert engine.fetch(keys) == CHAIN
+        assert wait_until(lambda: sum(one.is_file() for one in values.rglob("*")) == CHAIN)
+        assert counters(server)["tier_disk_lost"] == CHAIN
+
+
+def test_clear_of_all_reaches_what_only_a_disk_has(
+    short_dir: Path, shm_dir: Path, tmp_path: Path
+) -> None:
+    working_set, url = chains(2), disk(tmp_path)
+    with filled_disk(short_dir, shm_dir, url, working_set) as server:
+        server.kill()
+    shutil.rmtree(shm_dir / "a")
+    with serve(short_dir, shm_dir / "a", url) as server:
+        with Engine(server.url, server.side_path) as operator:
+            reply = operator.wire.call(Clear(), ForgottenReply)
+        assert (reply.chunks, reply.tiers_pending) == (0, 0)
+        assert fetched(server, working_set) == [0, 0]

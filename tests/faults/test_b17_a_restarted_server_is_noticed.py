@@ -98,6 +98,7 @@ def only_present_extents(rig: EngineRig) -> bool:
     return True
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_b17_a_restart_within_a_heartbeat_is_noticed(
     servers: Servers, tmp_path: Path, num_ranks: int

@@ -238,6 +238,7 @@ def happen_while_stopped(
             pass
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("event", "direction", "stopped"), list(cells()))
 def test_cell(table: Table, event: str, direction: str, stopped: str) -> None:
     table.save(table.observer, KEPT)

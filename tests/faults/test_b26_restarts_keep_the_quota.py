@@ -28,6 +28,7 @@ def fill(server: ServerProcess, seed: int, num_chains: int = NUM_CHAINS) -> None
                 wait_until(lambda: counters(server)["pinned_slots"] == 0, 10.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["slab", "files"])
 def test_fill_restart_fill(short_dir: Path, shm_dir: Path, tmp_path: Path, layout: str) -> None:
     url = disk(tmp_path, "16M", layout=layout)

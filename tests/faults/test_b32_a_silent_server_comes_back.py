@@ -24,6 +24,8 @@ from tests.adapter.hostlike import tokens
 from tests.faults.test_b17_a_restarted_server_is_noticed import Servers, free_port
 from tests.wire.process import wait_until
 
+pytestmark = pytest.mark.sampled(2)  # over either kind of endpoint, in each way
+
 PROMPT = tokens(30)
 HEALTHY_S = 10.0
 HOOK_LIMIT_S = 0.05

@@ -14,6 +14,7 @@ from tests.gpu.step import NEVER, STEPS
 from tests.slow.figure import Figure
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_the_step_works_on_the_simulated_device(name: str) -> None:
     ended = runner.run(name, "simulated", ["--quick", "--seed", "7"], 110.0)

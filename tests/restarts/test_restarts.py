@@ -26,6 +26,7 @@ def test_kills_of_a_full_cache_lose_nothing(short_dir: Path, shm_dir: Path) -> N
     assert len(tally.kills) == 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("broken", sorted(BREAKS))
 def test_a_server_without_a_guard_is_caught(short_dir: Path, shm_dir: Path, broken: str) -> None:
     for seed in (1, 2):  # on a busy machine a few kills may all come at quiet moments

@@ -342,16 +342,17 @@ def test_what_was_cleared_does_not_come_back_in_extents_that_were_to_go(
         assert kept.check(engine) == 0
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_instant_it_loses_only_what_was_not_committed(
-    short_dir: Path, shm_dir: Path
+    short_dir: Path, shm_dir: Path, kills: int
 ) -> None:
-    """Ten kills in stores and evictions; what was committed last is a hit, and nothing is wrong."""
+    """Kills in stores and evictions; what was committed last is a hit, and nothing is wrong."""
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
     small = ("--l1-size", "8M")
     kept, number, evicted = Kept(), 100, 0
-    for _ in range(10):
+    for _ in range(kills):
         published: list[int] = []
         with launch(short_dir, shm_dir / "a", *small) as server, connect(server) as engine:
             kept.check(engine)

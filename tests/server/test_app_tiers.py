@@ -34,6 +34,7 @@ def disk(folder: Path, more: str = "") -> str:
 def test_it_says_which_tiers_there_are_and_takes_them_down_with_it(
     short_dir: Path, shm_dir: Path
 ) -> None:
+    (short_dir / "b").mkdir()
     urls = ("--l2", disk(short_dir), "--l2", disk(short_dir / "b", "&policy=none"))
     with ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M", *urls) as server:
         assert "tiers L1 > disk > disk2," in server.line
@@ -109,7 +110,8 @@ def test_no_secret_is_in_a_process_list_or_the_log(short_dir: Path, shm_dir: Pat
     ("url", "told"),
     [
         ("disk:/x", "l2: disk: size is missing"),
-        ("floppy:/x", "l2: expected a URL such as disk:/path"),
+        ("floppy:/x", "l2: there is no kind 'floppy': expected a URL such as disk:/path"),
+        ("", "l2: expected a URL such as disk:/path?size=200G, and not an empty one"),
         (f"valkey://me:{SECRET}@h:1", "has no place in the URL"),
     ],
 )

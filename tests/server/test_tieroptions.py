@@ -56,3 +56,19 @@ def test_every_default_is_a_value_of_its_option(kind: str) -> None:
         if isinstance(option.default, int) and not isinstance(option.default, bool):
             text = str(option.default)
         assert option.read(name, text) == option.default
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("http://127.0.0.1:9000", True),
+        ("http://127.8.0.1", True),
+        ("http://localhost:9000", True),
+        ("http://[::1]:9000", True),
+        ("http://10.0.0.1:9000", False),
+        ("http://localhost.example.org", False),
+        ("http://127.0.0.1.example.org", False),
+    ],
+)
+def test_loopback(endpoint: str, expected: bool) -> None:
+    assert tieroptions.is_loopback(endpoint) is expected

@@ -7,7 +7,7 @@ from server import tierspec
 from server.core.tiers.policy import Policy
 from server.sizes import GIB, MIB
 from server.tieroptions import KINDS
-from server.tierspec import TierSpec, from_json, parse, parse_all, to_json
+from server.tierspec import TierSpec, from_json, joined, parse, parse_all, to_json
 
 SECRET = "hunter2"
 
@@ -63,7 +63,8 @@ def test_policies(text: str) -> None:
     [
         ("", "expected a URL such as disk:/path"),
         ("disk", "expected a URL such as disk:/path"),
-        ("file:/x", "expected a URL such as disk:/path"),
+        ("file:/x", "l2: there is no kind 'file': expected a URL such as disk:/path"),
+        ("disk:/" + "x" * 2048, "it is too long"),
         ("disk:/x", "size is missing"),
         ("disk:x?size=1G", "absolute path"),
         ("disk://x?size=1G", "absolute path"),
@@ -107,6 +108,8 @@ def test_what_is_wrong_is_told_in_one_line(url: str, told: str) -> None:
     [
         f"valkey://user:{SECRET}@h:6379",
         f"valkey://{SECRET}@h:6379?bad",
+        f"redis://me:{SECRET}@h:6379",
+        f"{SECRET} is it:",
         f"s3://{SECRET}@bucket",
         f"s3://bucket?endpoint=https://me:{SECRET}@h",
         f"mooncake://a:1?metadata=http://me:{SECRET}@h",
@@ -126,6 +129,19 @@ def test_tiers_keep_their_order_and_get_names_of_their_own() -> None:
     urls = ["disk:/a?size=1G", "valkey://h:1", "disk:/b?size=1G", "disk:/c?size=1G"]
     assert [one.name for one in parse_all(urls)] == ["disk", "valkey", "disk2", "disk3"]
     assert parse_all([]) == ()
+
+
+def test_which_of_several_is_wrong() -> None:
+    urls = ["disk:/a?size=1G", "floppy:/x"]
+    with pytest.raises(ConfigError, match="l2: tier 2 of 2: there is no kind 'floppy': expected"):
+        parse_all(urls)
+
+
+def test_what_was_typed_is_joined_and_nothing_is_no_url() -> None:
+    assert joined(()) is None
+    assert joined(("disk:/a?size=1G", "s3://bucket")) == "disk:/a?size=1G s3://bucket"
+    with pytest.raises(ConfigError, match="not an empty one"):
+        joined(("disk:/a?size=1G", " "))
 
 
 def test_names_and_places_are_not_shared() -> None:

@@ -1,9 +1,9 @@
 """``make slow``: the full counts behind what this project claims, with verdicts, in one file.
 
-``python -m tests.slow [--seed N] [--quick] [--step NAME]… [--record]``. Shows each step while it
-runs and writes ``build/slow.json`` after each, so that a run that is broken off tells what it has.
-``--record`` copies the file to ``docs/measured/``. Exit code 0 when everything ran and every target
-was met.
+``python -m tests.slow [--seed N] [--quick] [--step NAME]… [--record [NAME]]``. Shows each step
+while it runs and writes ``build/slow.json`` after each, so that a run that is broken off tells what
+it has. ``--record`` copies the file to ``docs/measured/``, named after it and the commit. Exit code
+0 when everything ran and every target was met.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from typing import Any
 
 from server.bench.machine import describe
 from tests.slow.figure import Figure
-from tests.slow.steps import Step, plan
+from tests.slow.step import Step
+from tests.slow.steps import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 1
+RECORD = "issue6"
+"""What a record's name begins with unless another is given."""
+
 _SHOW_EVERY_S = 1.0
 _TAIL_LINES = 25
 
@@ -45,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slow", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--quick", action="store_true", help="fewer rounds, to try the runner")
-    parser.add_argument("--record", action="store_true", help="copy the file to docs/measured")
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        const=RECORD,
+        metavar="NAME",
+        help="copy the file to docs/measured; its name begins with NAME (%(const)s)",
+    )
     parser.add_argument("--step", action="append", help="only this one, by name; repeatable")
     options = parser.parse_args(arguments)
     build = ROOT / "build"
@@ -80,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     show(document)
     if options.record:
-        record(document, path)
+        record(document, path, options.record)
     return 0 if document["held"] else 1
 
 
@@ -95,26 +105,41 @@ def run_step(step: Step, title: str, build: Path) -> dict[str, Any]:
     Returns:
         JSON-ready: name, exit code, seconds, figures with verdicts, whether it held.
     """
+    if step.lacks:
+        print(f"{title}: NOT RUN: {step.lacks}", flush=True)
+        return _ended(step, None, 0.0, step.lacks, {})
     stem = "".join(c if c.isalnum() else "-" for c in step.name)
     out_path, err_path = build / f"slow-{stem}.out", build / f"slow-{stem}.err"
     began_s = time.monotonic()
     with out_path.open("wb") as out, err_path.open("wb") as err:
-        child = subprocess.Popen(
-            step.command, cwd=ROOT, stdout=out, stderr=err, env={**os.environ, **step.environ}
-        )
+        child = subprocess.Popen(step.command, cwd=ROOT, stdout=out, stderr=err, env=_environ(step))
         code = _wait(child, title, began_s, step.limit_s)
     seconds = round(time.monotonic() - began_s, 1)
     stdout = out_path.read_text(encoding="utf-8", errors="replace")
     error, figures = "", dict[str, Figure]()
     try:
         figures = step.read(build, stdout)
-    except (OSError, ValueError, KeyError, SyntaxError) as problem:
+    except (OSError, ValueError, LookupError, SyntaxError) as problem:
         error = f"its figures could not be read: {problem!r}"
-    held = code == 0 and not error and all(figure.met is not False for figure in figures.values())
-    print(f"\r{title}: {seconds:.0f} s, {'held' if held else f'FAILED, exit code {code}'}   ")
+    ended = _ended(step, code, seconds, error, figures)
+    verdict = "held" if ended["held"] else f"FAILED, exit code {code}"
+    print(f"\r{title}: {seconds:.0f} s, {verdict}   ")
     if code != 0 or error:
         tail = (stdout + err_path.read_text(encoding="utf-8", errors="replace")).splitlines()
         print("\n".join([error, *tail[-_TAIL_LINES:]]), flush=True)
+    return ended
+
+
+def _environ(step: Step) -> dict[str, str]:
+    """Of a step's process: whatever the shell says, nothing is left out here."""
+    return {**os.environ, "KV_SAMPLED": "", **step.environ}
+
+
+def _ended(
+    step: Step, code: int | None, seconds: float, error: str, figures: dict[str, Figure]
+) -> dict[str, Any]:
+    """What a step came to; without an exit code it was not run."""
+    held = code == 0 and not error and all(figure.met is not False for figure in figures.values())
     return {
         "name": step.name,
         "command": shlex.join(step.command[1:]).replace(f"{ROOT}{os.sep}", ""),
@@ -154,6 +179,8 @@ def show(document: dict[str, Any]) -> None:
     """The verdict, and every target with what was measured."""
     print()
     for step in document["steps"]:
+        if step["error"]:
+            print(f"  {step['name']}: {step['error']}")
         for name, figure in step["figures"].items():
             if figure["met"] is False or (figure["met"] and step["name"] == "bench"):
                 verdict = "met" if figure["met"] else "MISSED"
@@ -164,14 +191,16 @@ def show(document: dict[str, Any]) -> None:
     print(f"{verdict} in {document['seconds']:.0f} s (seed {document['seed']})")
 
 
-def record(document: dict[str, Any], path: Path) -> None:
+def record(
+    document: dict[str, Any], path: Path, name: str, folder: Path = ROOT / "docs" / "measured"
+) -> None:
     """Keeps a run in the repository, named after the commit it was made on."""
     commit = str(document["machine"]["commit"] or "unknown").replace("+", "-changed")
     part = "-part" if "only" in document else ""
-    target = ROOT / "docs" / "measured" / f"issue5-{commit}{part}.json"
-    target.parent.mkdir(exist_ok=True)
+    target = folder / f"{name}-{commit}{part}.json"
+    folder.mkdir(exist_ok=True)
     shutil.copyfile(path, target)
-    print(f"kept as {target.relative_to(ROOT)}")
+    print(f"kept as {target}")
 
 
 if __name__ == "__main__":

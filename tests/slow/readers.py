@@ -154,8 +154,16 @@ def read_chaos(document: Mapping[str, Any]) -> dict[str, Figure]:
     """
     zero = ("wrong_bytes", "failed_offers", "failed_requests", "engine_deaths", "hangs", "leaks")
     told = (
-        *("engine_kills", "server_kills", "copier_kills", "stops", "loads_verified"),
-        *("chunks_verified", "hit_ratio", "rss_slope_mib_per_min", "seed", "minutes"),
+        *("engine_kills", "server_kills", "copier_kills", "porter_kills", "stops"),
+        *(
+            "loads_verified",
+            "chunks_verified",
+            "tier_chunks",
+            "hit_ratio",
+            "rss_slope_mib_per_min",
+            "seed",
+            "minutes",
+        ),
     )
     figures = {name: exactly(document[name], 0) for name in zero}
     figures |= {name: Figure(document[name]) for name in told}

@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 from tests.fuzz.judged import EXECUTIONS, SEQUENCES, read_branches, read_fuzz, read_plants
 from tests.restarts.broken import BREAKS
@@ -27,6 +25,8 @@ from tests.slow.readers import (
     read_schedules,
     read_soak,
 )
+from tests.slow.step import Step, suite_step
+from tests.slow.tiersteps import apart, tier_steps
 
 Figures = dict[str, float | int | str | bool | None]
 
@@ -53,25 +53,6 @@ PROPERTY_ROUNDS = 5
 MARKS = "not slow and not node and not gpu"
 
 
-@dataclass(frozen=True)
-class Step:
-    """One child process.
-
-    Attributes:
-        name: shown and written down.
-        command: what to run, from the repository's root.
-        limit_s: longest time.
-        environ: beyond the runner's own.
-        read: makes figures of what it wrote to files and to stdout.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: float
-    environ: Mapping[str, str] = field(default_factory=dict)
-    read: Callable[[Path, str], dict[str, Figure]] = lambda build, stdout: {}
-
-
 def plan(seed: int, build: Path, quick: bool) -> list[Step]:
     """Every step of a run, in order.
 
@@ -83,23 +64,26 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
     python = sys.executable
     rounds = 1 if quick else PROPERTY_ROUNDS
     steps = [
-        _tests(
+        suite_step(
             f"property tests, round {number + 1} of {rounds}",
             build / f"slow-properties-{number}.xml",
-            ("-m", f"hypothesis and {MARKS}", f"--hypothesis-seed={seed + number}"),
-            {} if quick else {"CI": "true"},
-            limit_s=400,
+            (
+                *("-m", f"hypothesis and {MARKS}", f"--hypothesis-seed={seed + number}"),
+                f"--hypothesis-profile={'default' if quick else 'thorough'}",
+            ),
+            {},
+            limit_s=900,
         )
         for number in range(rounds)
     ]
     if not quick:
         steps.append(
-            _tests(
+            suite_step(
                 "tests marked slow",
                 build / "slow-marked.xml",
                 (
                     *("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
-                    f"--ignore={ON_DEVICES}",
+                    *(f"--ignore={path}" for path in (ON_DEVICES, *apart())),
                 ),
                 {"KV_E2E_SEED": str(seed)},
                 limit_s=1800,
@@ -108,16 +92,28 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
     more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
     folders = ("tests/faults", "tests/e2e")
     # Unless it is the short run: combinations have a step of their own.
-    apart = () if quick else tuple(f"--ignore={path}" for path in (*COMBINATIONS, ON_DEVICES))
+    elsewhere = () if quick else (*COMBINATIONS, ON_DEVICES)
     steps.append(
-        _tests(
+        suite_step(
             "fault rows and end to end",
             build / "slow-e2e.xml",
-            ("-m", MARKS, *folders, *apart),
+            ("-m", MARKS, *folders, *(f"--ignore={path}" for path in elsewhere)),
             more,
-            limit_s=1200,
+            limit_s=2400,
         )
     )
+    if not quick:
+        # Whole, as everything here; those of the folders above have just run.
+        ignored = (f"--ignore={path}" for path in folders)
+        steps.append(
+            suite_step(
+                "sampled families",
+                build / "slow-sampled.xml",
+                ("-m", f"sampled and {MARKS}", *ignored),
+                {},
+                limit_s=1800,
+            )
+        )
     demo = build / "slow-demo.json"
     arguments = ("--quick",) if quick else ()
     steps.append(
@@ -159,7 +155,7 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             read=lambda _, __: read_chaos(json.loads(chaos.read_text(encoding="utf-8"))),
         )
     )
-    steps += _restart_steps(seed, build, quick)
+    steps += tier_steps(seed, build, quick) + _restart_steps(seed, build, quick)
     steps += _fuzz_steps(seed, build, quick) + _host_steps(seed, build, quick)
     return steps + _device_steps(seed, build, quick)
 
@@ -180,11 +176,11 @@ def _device_steps(seed: int, build: Path, quick: bool) -> list[Step]:
     if quick:
         return [schedules]
     rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
-    apart = (f"--ignore={path}" for path in (*COMBINATIONS, ON_DEVICES))
+    elsewhere = (f"--ignore={path}" for path in (*COMBINATIONS, ON_DEVICES))
     folders = ("tests/adapter/conformance/host", "tests/e2e")
     return [
         schedules,
-        _tests(
+        suite_step(
             "simulated CUDA: combinations",
             build / "slow-simulated-combinations.xml",
             (ON_DEVICES, "--timeout=600"),
@@ -192,10 +188,10 @@ def _device_steps(seed: int, build: Path, quick: bool) -> list[Step]:
             3600,
             may_skip=False,
         ),
-        _tests(
+        suite_step(
             "simulated CUDA: host and adapter",
             build / "slow-simulated-suite.xml",
-            ("-m", MARKS, *folders, *apart),
+            ("-m", MARKS, *folders, *elsewhere),
             {"KV_SCHEDULE_SEED": str(seed), "TRTLLM_CONFORMANCE_DEVICE": "simulated"},
             limit_s=2400,
         ),
@@ -284,7 +280,7 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
     report = build / "slow-combinations.xml"
     return [
         *steps,
-        _tests(
+        suite_step(
             "combinations", report, (*COMBINATIONS, "--timeout=600"), rounds, 3600, may_skip=False
         ),
         Step(
@@ -294,38 +290,6 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
             read=lambda _, __: read_agentic(json.loads(agentic.read_text("utf-8"))),
         ),
     ]
-
-
-def _tests(
-    name: str,
-    report: Path,
-    arguments: tuple[str, ...],
-    environ: Mapping[str, str],
-    limit_s: float = 500,
-    may_skip: bool = True,
-) -> Step:
-    command = (sys.executable, "-m", "pytest", "-q", *arguments, f"--junitxml={report}")
-    return Step(name, command, limit_s, environ, lambda _, __: read_junit(report, may_skip))
-
-
-def read_junit(report: Path, may_skip: bool = True) -> dict[str, Figure]:
-    """Counts of one pytest run.
-
-    Args:
-        report: JUnit XML.
-        may_skip: whether a test may be left out.
-    """
-    root = ET.parse(report).getroot()
-    suite = root if root.tag == "testsuite" else root[0]
-    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors")}
-    skipped = int(suite.get("skipped", "0"))
-    ran = counts["tests"] - skipped
-    failed = counts["failures"] + counts["errors"]
-    return {
-        "tests": Figure(ran, "> 0", ran > 0),
-        "failed": Figure(failed, "0", failed == 0),
-        "skipped": Figure(skipped) if may_skip else Figure(skipped, "0", skipped == 0),
-    }
 
 
 def read_demo(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:

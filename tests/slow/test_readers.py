@@ -61,6 +61,8 @@ CHAOS: dict[str, Any] = {
     "engine_kills": 80,
     "server_kills": 25,
     "copier_kills": 20,
+    "porter_kills": 0,
+    "tier_chunks": 0,
     "stops": 40,
     "seed": 1,
     "loads_verified": 60_000,

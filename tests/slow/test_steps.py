@@ -1,4 +1,4 @@
-"""The runner of ``make slow``: its readers judge, its steps end, a broken child is a verdict."""
+"""The runner of ``make slow``: its steps end, a broken child is a verdict, a record has a name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.restarts.broken import BREAKS
-from tests.slow.__main__ import main, run_step
+from tests.slow.__main__ import RECORD, main, record, run_step
 from tests.slow.figure import Figure
-from tests.slow.steps import Step, plan, read_bench, read_demo, read_junit
+from tests.slow.step import Step, read_junit, suite_step
+from tests.slow.steps import plan, read_bench, read_demo
 
 DEMO = {
     "held": True,
@@ -26,6 +27,15 @@ DEMO = {
         {"title": "replay", "claims": [], "figures": {"hit_blocks": 2278, "full_blocks": 13662}},
     ],
 }
+
+
+def test_a_step_runs_every_case_of_every_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KV_SAMPLED", "5")
+    code = "import os; print(os.environ['KV_SAMPLED'])"
+    step = Step("all", (sys.executable, "-c", code), 30, read=lambda _, out: {"n": Figure(out)})
+    assert run_step(step, "1/1 all", tmp_path)["figures"]["n"]["value"] == "\n"
 
 
 def test_a_step_that_holds(tmp_path: Path) -> None:
@@ -63,6 +73,49 @@ def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:
     pid = int((tmp_path / "slow-hangs.out").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_step_that_lacks_something_fails_by_name_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    ended = run_step(Step("traces", command, 30, lacks="X is not set: set it"), "1/1", tmp_path)
+    assert ended["held"] is False
+    assert ended["exit_code"] is None
+    assert ended["error"] == "X is not set: set it"
+    assert "NOT RUN: X is not set: set it" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_tests_print_becomes_figures(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "def test_a():\n    print({'ratio': 0.5})\n    print('all in 3 s')\n"
+    )
+    step = suite_step("it", tmp_path / "it.xml", (str(tmp_path),), {}, 60, False, tells=True)
+    figures = run_step(step, "1/1 it", tmp_path)["figures"]
+    assert {name: one["value"] for name, one in figures.items()} == {
+        "tests": 1,
+        "failed": 0,
+        "skipped": 0,
+        "test_a: ratio": 0.5,
+        "test_a: said 2": "all in 3 s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        ({"machine": {"commit": "abc"}}, "issue6-abc.json"),
+        ({"machine": {"commit": "abc+"}, "only": ["demo"]}, "issue6-abc-changed-part.json"),
+    ],
+)
+def test_a_record_is_named_after_its_commit(
+    tmp_path: Path, document: dict[str, object], name: str
+) -> None:
+    (tmp_path / "slow.json").write_text("{}")
+    record(document, tmp_path / "slow.json", RECORD, tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [name]
 
 
 def test_the_demo_is_judged_claim_by_claim() -> None:
@@ -117,13 +170,14 @@ def test_a_skipped_test_may_be_a_failure(tmp_path: Path) -> None:
 def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
     names = [step.name for step in plan(1, tmp_path, quick=False)]
     assert len(set(names)) == len(names)
-    assert {"demo", "bench", "chaos", "tests marked slow", "fault rows and end to end"} <= set(
-        names
-    )
+    some = {"demo", "bench", "chaos", "tests marked slow", "fault rows and end to end"}
+    assert some | {"sampled families"} <= set(names)
     host = {"schedules", "combinations", "conformance kit", "agentic", "adapter cpu"}
     assert host <= set(names)
     devices = {"schedules", "combinations", "host and adapter"}
     assert {f"simulated CUDA: {name}" for name in devices} <= set(names)
+    tiers = {"chaos tiers", "tiers sessions", "tiers agentic", "tiers stores", "tiers models"}
+    assert tiers | {"simulate", "disk beside fio", "lookup beside a tier"} <= set(names)
     assert {"restarts", *(f"restarts {name}" for name in BREAKS)} <= set(names)
     assert len(names) > len(plan(1, tmp_path, quick=True))
 

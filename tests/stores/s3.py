@@ -78,10 +78,7 @@ class Weed:
             *arguments,
         ]
         self.start()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._filer}/buckets/{BUCKET}/", method="POST"
-        )
-        urllib.request.urlopen(request, timeout=10).close()
+        self._bucket("POST")
 
     def start(self) -> None:
         """Begins it, or begins it again after its end, and waits until it takes a file."""
@@ -116,6 +113,17 @@ class Weed:
         except OSError:
             return False
         return True
+
+    def empty(self) -> None:
+        """The bucket is removed, which gives its room back, and made again."""
+        self._bucket("DELETE", "?recursive=true")
+        self._bucket("POST")
+
+    def _bucket(self, method: str, more: str = "") -> None:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._filer}/buckets/{BUCKET}/{more}", method=method
+        )
+        urllib.request.urlopen(request, timeout=30).close()
 
     def kill(self) -> None:
         """kill -9."""

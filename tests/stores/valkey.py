@@ -217,7 +217,8 @@ def _join(nodes: list[Node], primaries: int) -> None:
         ask(nodes[0].port, "CLUSTER", "MEET", "127.0.0.1", str(node.port), its_bus)
     until(lambda: all(_knows(node, len(nodes)) for node in nodes), UP_LIMIT_S, "all nodes met")
     for index, node in enumerate(nodes[primaries:]):
-        ask(node.port, "CLUSTER", "REPLICATE", ids[index % primaries])
+        primary = ids[index % primaries]
+        until(lambda n=node, p=primary: _replicates(n, p), UP_LIMIT_S, "a replica")  # type: ignore[misc]
     until(lambda: all(is_ok(node) for node in nodes), UP_LIMIT_S, "the cluster is ok")
 
 
@@ -226,6 +227,14 @@ def said(node: Node, *words: str) -> bytes:
     answer = ask(node.port, *words)
     assert isinstance(answer, bytes)
     return answer
+
+
+def _replicates(node: Node, primary: str) -> bool:
+    try:
+        ask(node.port, "CLUSTER", "REPLICATE", primary)
+    except RuntimeError:  # it has met it, and does not know its name yet
+        return False
+    return True
 
 
 def _knows(node: Node, count: int) -> bool:

@@ -42,7 +42,7 @@ PATIENT = ("--promote-deadline", "30s")
 STATS_S = 10.0
 UP_S = 20.0
 
-_TOLD = re.compile("tier_|miss_|pinned|promot|prefetch|evicted|arena_q")
+_TOLD = re.compile("tier_|miss_|pinned|promot|prefetch|evicted|extents|adopted|arena_|quiet")
 """Counters that say why something was not found, for whoever reads a failure."""
 
 _LEFT: set[tuple[bytes, bytes]] = set()

@@ -5,8 +5,9 @@
 Every block of 64 tokens is one chunk of 4 KiB whose bytes follow from its key; what a server says
 it has is read and compared. L1 holds a quarter of all blocks. Prints the ratio of hits to blocks,
 what it is for an unlimited cache, what an independent count says of L1 alone, and misses by reason.
-TRACES is a folder with ``trace_*.json`` files; the format is that of callanjfox/kv-cache-tester.
-Knows the wire and the counters only. Runs in a process of its own; the server is its child.
+TRACES is a folder with ``trace_*.json`` files, in it or below; the format is that of
+callanjfox/kv-cache-tester. Knows the wire and the counters only. Runs in a process of its own; the
+server is its child.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Asked:
 def read_sessions(folder: Path) -> list[Asked]:
     """All requests of all sessions, by their time since their session's start."""
     found: list[tuple[float, str, int, Asked]] = []
-    for path in sorted(folder.glob("trace_*.json")):
+    for path in sorted(folder.rglob("trace_*.json")):
         session: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for number, one in enumerate(session["requests"]):
             keys = [_key(path.name, block) for block in one["hash_ids"]]
@@ -74,6 +75,11 @@ def unlimited(asked: Sequence[Asked]) -> float:
         hits += min(ready, one.usable)
         held.update(one.keys)
     return hits / sum(len(one.keys) for one in asked)
+
+
+def whole(asked: Sequence[Asked]) -> float:
+    """The ratio where all of it was stored before."""
+    return sum(one.usable for one in asked) / sum(len(one.keys) for one in asked)
 
 
 def l1_extents(asked: Sequence[Asked]) -> int:
@@ -183,6 +189,7 @@ def launch(
     folder: Path, arena_dir: Path, asked: Sequence[Asked], *more: str, at_exit: str = "remove"
 ) -> ServerProcess:
     """A server whose L1 is a quarter of all blocks."""
+    folder.mkdir(exist_ok=True)
     l1_bytes = l1_extents(asked) * EXTENT_BYTES
     sizes = ("--l1-size", str(l1_bytes), "--extent-size", str(EXTENT_BYTES))
     server = ServerProcess(folder, arena_dir, *sizes, *more, "--arena-at-exit", at_exit)

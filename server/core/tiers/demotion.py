@@ -18,6 +18,7 @@ from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.growth import Growth
 from server.core.namespaces import Owner
+from server.core.tiers.freshness import Freshness
 from server.core.tiers.ghosts import Ghosts
 from server.core.tiers.policy import Policy
 from server.core.tiers.tier import Tier
@@ -58,6 +59,7 @@ class Demotion:
 
     Attributes:
         writers: one for each tier that is written to.
+        freshness: has them told of what is used.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Demotion:
             for tier in tiers.tiers
             if tier.policy.writes
         ]
+        self.freshness = Freshness(self.writers, tiers, arena, lanes, timers, fault)
         self._at_once = self._of(Policy.WRITE_THROUGH)
         self._ahead = self._of(Policy.ON_EVICT)
         self._often = self._of(Policy.AFTER_USES)
@@ -130,6 +133,8 @@ class Demotion:
             # Again after as many more uses, in case that something went wrong the first time.
             if uses % max(1, writer.tier.uses) == 0:
                 writer.offer(owner, np.array([node], np.int64))
+        if self.writers:
+            self.freshness.used(owner, node)
 
     def evicted(self, owner: Owner, nodes: list[int], slots: list[int]) -> None:
         """Chunks were evicted, and nothing has come to their place yet.
@@ -197,7 +202,7 @@ class Demotion:
 
     def figures(self) -> dict[str, int]:
         """Gauges, by name."""
-        values: dict[str, int] = {}
+        values = self.freshness.figures() if self.writers else {}
         for writer in self.writers:
             values[f"tier_{writer.tier.name}_puts_waiting"] = writer.num_waiting
         return values

@@ -66,11 +66,13 @@ class Waiting:
         names: of the namespaces.
         over: called once, with how many tiers have not forgotten.
         timer: its end.
+        short: tiers that may have more, whatever they forget of these.
     """
 
     names: Sequence[Fingerprint]
     over: Callable[[int], None]
     timer: int = 0
+    short: frozenset[TierId] = frozenset()
 
 
 class Forgetting:
@@ -248,7 +250,11 @@ class Forgetting:
     # --- who waits ------------------------------------------------------------------------
 
     def wait(
-        self, names: Sequence[Fingerprint], deadline_ns: int, over: Callable[[int], None]
+        self,
+        names: Sequence[Fingerprint],
+        deadline_ns: int,
+        over: Callable[[int], None],
+        short: frozenset[TierId] = frozenset(),
     ) -> None:
         """Waits until tiers that can be asked have forgotten, and what others owe is written down.
 
@@ -257,10 +263,11 @@ class Forgetting:
             deadline_ns: of who asked, 0 for none: the wait ends well before.
             over: told how many tiers have not forgotten yet; after WAIT_NS at most, maybe before
                 this returns.
+            short: tiers that are counted whatever they forget.
         """
-        waiting = Waiting(names, over)
+        waiting = Waiting(names, over, short=short)
         if self._is_over(waiting):
-            over(self._pending(names))
+            over(self._pending(waiting))
             return
         now_ns, wait_ns = self._timers.clock.now_ns, WAIT_NS
         if deadline_ns:
@@ -283,8 +290,11 @@ class Forgetting:
                     return False
         return True
 
-    def _pending(self, names: Sequence[Fingerprint]) -> int:
-        return sum(any(name in mine for name in names) for mine in self._owed)
+    def _pending(self, waiting: Waiting) -> int:
+        return sum(
+            number in waiting.short or any(name in mine for name in waiting.names)
+            for number, mine in enumerate(self._owed)
+        )
 
     def _settle(self) -> None:
         for waiting in [one for one in self._waiting if self._is_over(one)]:
@@ -293,7 +303,7 @@ class Forgetting:
     def _end(self, waiting: Waiting) -> None:
         self._timers.cancel(waiting.timer)
         self._waiting.remove(waiting)
-        waiting.over(self._pending(waiting.names))
+        waiting.over(self._pending(waiting))
 
     def figures(self) -> dict[str, int]:
         """Gauges, by name."""

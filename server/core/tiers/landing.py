@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import StopReason
-from server.core.admission import MORE, SLICE_BLOCKS, Steps
+from server.core.admission import MORE, Steps
 from server.core.index import ABSENT
 from server.core.publishing import Publisher
 from server.core.reservations import Reservations
@@ -23,6 +23,9 @@ from server.core.tiers.misses import Miss
 from server.core.tiers.parts import Status
 from server.core.tiers.runs import Piece, Run, Span
 from server.core.tiers.tiers import Tiers
+
+PUBLISH_BLOCKS = 32
+"""Chunks published in one slice, as many as are reserved in one."""
 
 
 class Landing:
@@ -80,8 +83,8 @@ class Landing:
 
     def _publish(self, run: Run, span: Span, first: int, count: int) -> Steps:
         share = span.share
-        for begin in range(first - share.held, first - share.held + count, SLICE_BLOCKS):
-            end = min(begin + SLICE_BLOCKS, first - share.held + count)
+        for begin in range(first - share.held, first - share.held + count, PUBLISH_BLOCKS):
+            end = min(begin + PUBLISH_BLOCKS, first - share.held + count)
             is_free = self._publisher.obstacle(share, begin) is StopReason.NONE
             if run.is_cleared or not is_free:
                 run.is_stopping = True

@@ -1,4 +1,4 @@
-"""What tiers are asked besides values: what they have, and to remember what a namespace is.
+"""What tiers are asked besides values: what they have, and to remember something.
 
 Further effects, see ``server.core.effects``. Must not know: how a tier knows. Runs in: the loop
 thread.
@@ -41,6 +41,27 @@ class TierKeep:
 
 
 @dataclass(frozen=True)
+class TierTouch:
+    """Tell a tier that chunks are used, and ask whether it has them.
+
+    Answered by ``Core.tier_done`` with a ``Status`` per part: OK, ABSENT, or ERROR where nobody
+    knows.
+
+    Attributes:
+        tier, job, fingerprint: as for TierPut.
+        keys: 16 bytes per chunk, parents first.
+        shards: parts 0 to ``shards - 1`` of each are meant, MAX_TOUCHED of all chunks together at
+            most unless one chunk has more; the answer has all those of the first chunk in front.
+    """
+
+    tier: TierId
+    job: JobId
+    fingerprint: Fingerprint
+    keys: bytes
+    shards: int
+
+
+@dataclass(frozen=True)
 class TierList:
     """Ask a tier what it has; answered by ``Core.tier_done`` with what it lists.
 
@@ -61,3 +82,6 @@ class TierList:
     fingerprint: Fingerprint
     shard: int = 0
     most: int = 0
+
+
+Asked = TierKeep | TierTouch | TierList

@@ -18,6 +18,9 @@ MAX_PARTS = 512
 MAX_KEYS = 2048
 """Keys of one PROBE or DROP."""
 
+MAX_TOUCHED = 512
+"""Parts of one TOUCH."""
+
 MAX_TEXT_BYTES = 32_768
 """Of a namespace's description."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.ids import ID_BYTES, RequestKey
+from protocol.ids import ID_BYTES, InstanceId, RequestKey
 from server.core.namespaces import Instance, Session
 from server.core.outbox import Ticket
 from server.core.tiers.misses import Miss
@@ -24,12 +24,14 @@ class Waiter:
         timer: of the end of its wait.
         is_over: its wait is over: it is answered with what is there.
         is_matching: what is there is being looked at, in slices.
+        is_stale: since that began a reader has mapped something, which it may leave out.
     """
 
     ticket: Ticket
     timer: int = 0
     is_over: bool = False
     is_matching: bool = False
+    is_stale: bool = False
 
 
 @dataclass(eq=False)
@@ -76,6 +78,11 @@ class Prefetch:
     def instance(self) -> Instance:
         """Whose."""
         return self.session.instance
+
+    @property
+    def flow(self) -> InstanceId:
+        """The engine."""
+        return self.session.instance.instance
 
     @property
     def num_chunks(self) -> int:

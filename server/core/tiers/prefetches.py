@@ -214,11 +214,16 @@ class Prefetches:
 
     def _matched(self, prefetch: Prefetch, waiter: Waiter, match: Match) -> None:
         waiter.is_matching = False
+        is_stale, waiter.is_stale = waiter.is_stale, False
         if waiter.ticket.done:
+            return
+        if is_stale and not waiter.is_over:
+            self._match(prefetch, waiter)
             return
         if match.count >= prefetch.num_chunks:
             prefetch.is_final = True  # though its run may have something to do still
-        final = prefetch.is_final and (prefetch.is_late or self._is_mapped(prefetch, match))
+        is_whole = prefetch.is_late or self._is_mapped(prefetch, match)
+        final = prefetch.is_final and not is_stale and is_whole
         if not final and not waiter.is_over:
             return
         try:
@@ -258,6 +263,8 @@ class Prefetches:
     def mapped(self, instance: Instance) -> None:
         """A reader of an engine has mapped something: what waited for that may be answered."""
         for prefetch in list(self.by_instance.get(instance.instance, {}).values()):
+            if prefetch.waiter is not None:
+                prefetch.waiter.is_stale = prefetch.waiter.is_matching
             if prefetch.is_final:
                 self._settle(prefetch)
 

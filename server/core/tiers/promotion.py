@@ -8,12 +8,12 @@ Must not know: requests, leases, messages. Runs in: the loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import count
 
 from protocol.ids import ID_BYTES
-from server.core.admission import MORE, WAIT, Lanes, Steps
+from server.core.admission import MORE, WAIT, Lanes, Steps, Task
 from server.core.arena import Arena
 from server.core.config import CoreConfig
 from server.core.index import ABSENT
@@ -32,6 +32,9 @@ LANE = "promotion"
 
 MAX_RUNS = 64
 """Runs at once, besides those that wait for a stuck porter's end; of such porters there are few."""
+
+MOST_RUNS = 2 * MAX_RUNS
+"""The same with those of engines that have no other one: nobody takes all places."""
 
 TOLD_AT_ONCE = 32
 """Passengers that are told of their run in one slice."""
@@ -95,7 +98,7 @@ class Promotion:
                 return self._join(run, passenger)
         if not self._tiers.readable(owner.fingerprint):
             return Miss.TIER_ERROR
-        if sum(not run.is_lost for run in self.runs) >= MAX_RUNS:
+        if not self._has_place(passenger.flow):
             return Miss.NO_ROOM
         run = Run(
             owner=owner,
@@ -105,6 +108,7 @@ class Promotion:
             keys=keys[: MAX_KEYS * ID_BYTES],
             spares=passenger.is_patient,
             tenant=passenger.tenant,
+            flow=passenger.flow,
         )
         if start:
             node = owner.index.find(parent_key)
@@ -115,15 +119,26 @@ class Promotion:
         run.passengers[passenger] = None
         self.runs.append(run)
         # Its first slice only waits for the next one, so it does nothing before it has its task.
-        run.task = self._lanes.start(LANE, self._steps(run), partial(self._failed, run))
+        run.task = self._start(run, self._steps(run), partial(self._failed, run))
         return run
+
+    def _has_place(self, flow: Hashable) -> bool:
+        """Whether one more run may begin: where there are many, for whoever has none."""
+        live = [run for run in self.runs if not run.is_lost]
+        if len(live) < MAX_RUNS:
+            return True
+        return len(live) < MOST_RUNS and all(run.flow != flow for run in live)
+
+    def _start(self, run: Run, steps: Steps, failed: Callable[[Exception], None]) -> Task:
+        # Slices are taken in turns as well: those of one engine's runs are one lane.
+        return self._lanes.start((LANE, run.flow), steps, failed)
 
     def _join(self, run: Run, passenger: Passenger) -> Run | Miss:
         hangs = run.is_left and run.num_unanswered > 0
         if run.tier is not None and (hangs or not run.tier.is_open):
             if not run.probe:
                 return Miss.TIER_ERROR  # it may hang; its slots are to be left alone until its end
-            self._probed(run, run.probe, 0)
+            self._probed(run, run.probe, None)
         run.passengers[passenger] = None
         return run
 
@@ -133,7 +148,7 @@ class Promotion:
             if run.tier is not tier:
                 continue
             if run.probe:
-                self._probed(run, run.probe, 0)
+                self._probed(run, run.probe, None)
             elif run.num_unanswered:
                 run.is_left = True
 
@@ -169,8 +184,6 @@ class Promotion:
                 yield from self._load(run)
                 if run.frontier:
                     break
-            elif not tier.is_open:
-                run.why = Miss.TIER_ERROR
         yield from self._end(run)
 
     def _ask(self, run: Run, tier: Tier) -> None:
@@ -178,10 +191,13 @@ class Promotion:
         run.is_left = False
         self._tiers.probe(tier, run.owner, run.keys, partial(self._probed, run, run.probe))
 
-    def _probed(self, run: Run, probe: int, number: int) -> None:
-        if run.probe == probe:  # not one that was given up
-            run.probe, run.count = 0, min(number, run.num_chunks)
-            self._wake(run)
+    def _probed(self, run: Run, probe: int, number: int | None) -> None:
+        if run.probe != probe:
+            return  # it was given up
+        if number is None:
+            run.why = Miss.TIER_ERROR  # unless the next tier has it
+        run.probe, run.count = 0, min(number or 0, run.num_chunks)
+        self._wake(run)
 
     def _load(self, run: Run) -> Steps:
         """Reads and publishes what a tier claims to have; leaves nothing reserved."""
@@ -221,7 +237,7 @@ class Promotion:
     def _failed(self, run: Run, error: Exception) -> None:
         self._fault(error)
         run.why, run.probe = Miss.TIER_ERROR, 0
-        run.task = self._lanes.start(LANE, self._tidy(run), self._fault)
+        run.task = self._start(run, self._tidy(run), self._fault)
 
     def _tidy(self, run: Run) -> Steps:
         """Ends a run after a fault of our own."""

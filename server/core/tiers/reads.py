@@ -35,7 +35,7 @@ LEAST_PIECE_BYTES = MIB
 """A short run is cut into smaller pieces, so that several are read at once; not into smaller ones
 than this."""
 
-PIECE_PARTS = 256
+PIECE_PARTS = 128
 """Most parts of a piece, unless one chunk has more: naming them all is one slice's work."""
 
 BEGIN_SHARDS = 32
@@ -102,13 +102,15 @@ class Reads:
         wanted = min(self._piece_bytes, max(LEAST_PIECE_BYTES, run.count * chunk_bytes // PIECES))
         most = max(1, PIECE_PARTS // len(run.shares))
         run.chunks_per_piece = max(1, min(most, wanted // chunk_bytes))
+        yield MORE
 
     def may_send(self, run: Run) -> bool:
         """Whether a run wants another piece, and is to have it now."""
         if run.sent >= run.count or len(run.pieces) >= PIECES or run.tier is None:
             return False
-        # One piece of each run may wait at the tier: more slots would be reserved for nothing.
-        return not run.pieces or self._tiers.has_room(run.tier)
+        # One piece of each run may wait at the tier, and more if others make way for it soon: slots
+        # would be reserved for nothing.
+        return not run.pieces or run.tier.may_get(run.flow)
 
     def send(self, run: Run) -> Steps:
         """Reserves slots for one more piece and has it read.
@@ -178,7 +180,7 @@ class Reads:
             part = parts[begin : begin + MAX_PARTS]
             num_bytes = int(part["length"].sum(dtype=np.int64))
             done = partial(self._done, run, piece, begin)
-            self._tiers.get(run.tier, run.owner, part, num_bytes, done)
+            self._tiers.get(run.tier, run.owner, part, num_bytes, done, run.flow)
 
     def _parts(self, run: Run, spans: list[Span]) -> NDArray[Any]:
         keys = np.frombuffer(run.keys, "V16")

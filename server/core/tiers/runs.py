@@ -8,6 +8,7 @@ found, what a tier is asked, messages. Runs in: the loop thread.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -29,10 +30,15 @@ class Passenger(Protocol):
     Attributes:
         is_patient: it asks ahead of need: nothing is evicted for what only such ones wait for.
         tenant: digest of the salt of the request that asks, or empty.
+        flow: for whom it waits, such as an engine; those take turns.
     """
 
     is_patient: bool
     tenant: bytes
+
+    @property
+    def flow(self) -> Hashable:
+        """For whom."""
 
     def moved(self, run: Run) -> bool:
         """More of it was published; returns whether this one goes on waiting for it."""
@@ -140,6 +146,7 @@ class Run:
         anchor_life: of that node; another one now means that DELETE removed it.
         spares: it was begun ahead of need: nothing is evicted for it.
         tenant: digest of the salt of the request that began it, or empty.
+        flow: for whom it was begun.
     """
 
     owner: Owner
@@ -167,6 +174,7 @@ class Run:
     anchor_life: int = 0
     spares: bool = False
     tenant: bytes = b""
+    flow: Hashable = None
 
     @property
     def num_chunks(self) -> int:

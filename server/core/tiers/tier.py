@@ -9,7 +9,7 @@ Runs in: the loop thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from protocol.ids import Fingerprint
 from server.core.clock import Timers
 from server.core.config import MIB, SECOND_NS, TierConfig
 from server.core.effects import (
+    Asked,
     JobId,
     TierDrop,
     TierGet,
@@ -29,9 +30,11 @@ from server.core.effects import (
     TierList,
     TierProbe,
     TierPut,
+    TierTouch,
 )
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import Breaker
+from server.core.tiers.fairness import FairQueue
 from server.core.tiers.listed import Listed
 from server.core.tiers.parts import MAX_TEXT_BYTES, Status
 
@@ -67,12 +70,14 @@ class Job:
         over: called once, when it is answered or never will be.
         num_bytes: of values.
         begun_ns: when it was sent, 0 before.
+        flow: of a read: who waits for it.
     """
 
-    effect: TierProbe | TierGet | TierPut | TierDrop | TierHealth | TierKeep | TierList
+    effect: TierProbe | TierGet | TierPut | TierDrop | TierHealth | Asked
     over: Over
     num_bytes: int = 0
     begun_ns: int = 0
+    flow: Hashable = None
 
     @property
     def is_read(self) -> bool:
@@ -102,6 +107,7 @@ class Tier:
         kind: of store, for people.
         policy: what is written there, and when.
         uses: of ``Policy.AFTER_USES``.
+        lists: whether it can say what namespaces it has.
         breaker: whether it is left alone.
         is_up: whether its porter runs and has opened it.
         flying: what its porter has, by job.
@@ -110,6 +116,7 @@ class Tier:
         used_bytes: as it last said, advisory.
         capacity_bytes: likewise, 0 for unknown.
         shares: bytes by namespace, where the tier counts them.
+        carried_bytes: read and written since the server began.
         changed: called after it became open, or stopped being open.
     """
 
@@ -127,13 +134,14 @@ class Tier:
         self.kind = config.kind
         self.policy = config.policy
         self.uses = config.uses
+        self.lists = config.lists
         self._window_bytes = config.window_bytes
         self._put_bytes = put_bytes
         self._timers = timers
         self._outbox = outbox
         self._jobs = jobs
         self._prefix = f"tier_{config.name}_"
-        self._gets: deque[Job] = deque()
+        self._gets: FairQueue[Job] = FairQueue(config.window_bytes)
         self._puts: deque[Job] = deque()
         self._bytes = {TierGet: 0, TierPut: 0}
         self._watch = 0
@@ -146,6 +154,7 @@ class Tier:
         self.used_bytes = 0
         self.capacity_bytes = 0
         self.shares: dict[bytes, int] = {}
+        self.carried_bytes = 0
         self.changed: Callable[[Tier], None] = lambda tier: None
 
     @property
@@ -180,18 +189,27 @@ class Tier:
         self._send(Job(effect, over))
 
     def get(
-        self, fingerprint: Fingerprint, parts: NDArray[Any], num_bytes: int, over: Over
+        self,
+        fingerprint: Fingerprint,
+        parts: NDArray[Any],
+        num_bytes: int,
+        over: Over,
+        flow: Hashable = None,
     ) -> None:
-        """Reads values, at once or when it is their turn."""
-        effect = TierGet(self.number, self._job(), fingerprint, parts)
-        self._add(self._gets, Job(effect, over, num_bytes))
+        """Reads values, at once or when it is the turn of who waits for them."""
+        job = Job(TierGet(self.number, self._job(), fingerprint, parts), over, num_bytes, flow=flow)
+        if self._takes(job, len(self._gets)):
+            self._gets.add(job)
+            self._pump()
 
     def put(
         self, fingerprint: Fingerprint, parts: NDArray[Any], num_bytes: int, over: Over
     ) -> None:
         """Writes values, at once or when it is their turn."""
-        effect = TierPut(self.number, self._job(), fingerprint, parts)
-        self._add(self._puts, Job(effect, over, num_bytes))
+        job = Job(TierPut(self.number, self._job(), fingerprint, parts), over, num_bytes)
+        if self._takes(job, len(self._puts)):
+            self._puts.append(job)
+            self._pump()
 
     def drop(self, fingerprint: Fingerprint, keys: bytes, shards: int, over: Over) -> None:
         """Has chunks forgotten, all of the namespace without keys."""
@@ -202,6 +220,13 @@ class Tier:
             over(None, 0)
             return
         self._send(Job(TierDrop(self.number, self._job(), fingerprint, keys, shards), over))
+
+    def touch(self, fingerprint: Fingerprint, keys: bytes, shards: int, over: Over) -> None:
+        """Tells that chunks are used, and asks whether they are there."""
+        if not self.is_open:
+            over(None, 0)
+            return
+        self._send(Job(TierTouch(self.number, self._job(), fingerprint, keys, shards), over))
 
     def keep(self, fingerprint: Fingerprint, text: bytes) -> None:
         """Tells what a namespace is, ahead of the first write of it; tried once."""
@@ -229,16 +254,14 @@ class Tier:
         for job in ended:
             job.over(None, 0)
 
-    def has_room(self, is_put: bool = False, num_bytes: int = 0) -> bool:
-        """Whether one more read, or write of ``job_bytes`` or more, would be sent at once.
+    def may_put(self, num_bytes: int = 0) -> bool:
+        """Whether one more write of ``job_bytes``, or of more, would be sent at once."""
+        num_bytes = max(self.job_bytes, num_bytes)
+        return self.is_open and not self._puts and self._fits(TierPut, num_bytes)
 
-        Args:
-            is_put: a write.
-            num_bytes: of it, if that is more than ``job_bytes``.
-        """
-        kind = TierPut if is_put else TierGet
-        num_bytes = max(self.job_bytes, num_bytes) if is_put else 1
-        return self.is_open and not self._queue(kind) and self._fits(kind, num_bytes)
+    def may_get(self, flow: Hashable = None) -> bool:
+        """Whether one more read would be sent at once, or as soon as others have their share."""
+        return self.is_open and self._gets.has_room(flow, self._fits_get)
 
     def _check(self) -> None:
         self._send(Job(TierHealth(self.number, self._job()), lambda statuses, count: None))
@@ -248,8 +271,8 @@ class Tier:
 
     # --- turns ----------------------------------------------------------------------------
 
-    def _queue(self, kind: type[TierGet] | type[TierPut]) -> deque[Job]:
-        return self._gets if kind is TierGet else self._puts
+    def _fits_get(self, num_bytes: int) -> bool:
+        return self._fits(TierGet, num_bytes)
 
     def _fits(self, kind: type[TierGet] | type[TierPut], num_bytes: int) -> bool:
         mine = self._bytes[kind]
@@ -259,18 +282,17 @@ class Tier:
             return False
         return sum(self._bytes.values()) + num_bytes <= self._window_bytes
 
-    def _add(self, queue: deque[Job], job: Job) -> None:
-        if not self.is_open or len(queue) >= MAX_WAITING:
+    def _takes(self, job: Job, num_waiting: int) -> bool:
+        if not self.is_open or num_waiting >= MAX_WAITING:
             job.over(None, 0)
-            return
-        queue.append(job)
-        self._pump()
+            return False
+        return True
 
     def _pump(self) -> None:
-        for kind in (TierGet, TierPut):
-            queue = self._queue(kind)
-            while queue and self.is_open and self._fits(kind, queue[0].num_bytes):
-                self._send(queue.popleft())
+        while self.is_open and (job := self._gets.take(self._fits_get)) is not None:
+            self._send(job)
+        while self._puts and self.is_open and self._fits(TierPut, self._puts[0].num_bytes):
+            self._send(self._puts.popleft())
 
     def _send(self, job: Job) -> None:
         job.begun_ns = self._timers.clock.now_ns
@@ -311,9 +333,11 @@ class Tier:
                 statuses = bytes([Status.ERROR]) * len(job.effect.parts)
             self._count(job, job.effect, statuses)
             self.breaker.note(statuses.count(Status.ERROR) < len(statuses))
-        elif not isinstance(job.effect, TierKeep | TierList):
-            # What it can neither list nor remember says nothing of how it reads and writes.
-            self.breaker.note(statuses is not None)
+        elif not isinstance(job.effect, Asked):
+            # What it can neither list nor remember says nothing of how it reads and writes, and
+            # what it cannot forget yet is asked of it again and again.
+            if statuses is not None or not isinstance(job.effect, TierDrop):
+                self.breaker.note(statuses is not None)
             self.count("errors", statuses is None)
         job.over(statuses, count)
         self._pump()
@@ -333,6 +357,8 @@ class Tier:
         job = self.flying.pop(job_id)
         if isinstance(job.effect, TierGet | TierPut):
             self._bytes[type(job.effect)] -= job.num_bytes
+        if isinstance(job.effect, TierGet):
+            self._gets.ended(job)
         return job
 
     def _count(self, job: Job, effect: TierGet | TierPut, statuses: bytes) -> None:
@@ -343,7 +369,9 @@ class Tier:
             for status in (Status.ABSENT, Status.CORRUPT, Status.NO_ROOM):
                 self.count(status.name.lower(), statuses.count(status))
             self.count("errors", statuses.count(Status.ERROR))
-        self.count(f"{name}_bytes", int(lengths.sum(dtype=np.int64)))
+        num_bytes = int(lengths.sum(dtype=np.int64))
+        self.carried_bytes += num_bytes
+        self.count(f"{name}_bytes", num_bytes)
         self.count(f"{name}_us", (self._timers.clock.now_ns - job.begun_ns) // 1000)
 
     # --- its porter -----------------------------------------------------------------------
@@ -398,8 +426,7 @@ class Tier:
         job.over(statuses, 0)
 
     def _drop_waiting(self) -> None:
-        waiting = [*self._gets, *self._puts]
-        self._gets.clear()
+        waiting = [*self._gets.empty(), *self._puts]
         self._puts.clear()
         for job in waiting:
             job.over(None, 0)

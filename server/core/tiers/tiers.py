@@ -7,14 +7,14 @@ written to it. Must not know: leases, plans, how a porter works. Runs in: the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import count
 from typing import Any
 
 from numpy.typing import NDArray
 
 from protocol import codec
-from protocol.ids import Fingerprint
+from protocol.ids import ID_BYTES, Fingerprint
 from server.core.clock import Timers
 from server.core.config import CoreConfig
 from server.core.effects import JobId, TierId
@@ -79,7 +79,9 @@ class Tiers:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def probe(self, tier: Tier, owner: Owner, keys: bytes, ended: Callable[[int], None]) -> None:
+    def probe(
+        self, tier: Tier, owner: Owner, keys: bytes, ended: Callable[[int | None], None]
+    ) -> None:
         """Asks how many leading chunks a tier has whole; a hint.
 
         Of a namespace with windows only one group of full attention is asked for: the windows'
@@ -89,13 +91,17 @@ class Tiers:
             tier: which.
             owner: the namespace.
             keys: 16 bytes per chunk, at most MAX_KEYS.
-            ended: told how many, 0 after any error; maybe before this returns.
+            ended: told how many, None after any error; maybe before this returns.
         """
         if self.is_barred(tier, owner.fingerprint):
             ended(0)
             return
         first, shards = asked(owner.index.full)
-        tier.probe(owner.fingerprint, keys, shards, lambda _, number: ended(number), first)
+
+        def over(statuses: bytes | None, number: int) -> None:
+            ended(None if statuses is None else number)
+
+        tier.probe(owner.fingerprint, keys, shards, over, first)
 
     def get(
         self,
@@ -104,6 +110,7 @@ class Tiers:
         parts: NDArray[Any],
         num_bytes: int,
         ended: Callable[[bytes], None],
+        flow: Hashable = None,
     ) -> None:
         """Has values read into reserved slots.
 
@@ -114,12 +121,17 @@ class Tiers:
             num_bytes: of all of them.
             ended: told a ``Status`` per part, once nothing of it touches the slots any more; maybe
                 before this returns.
+            flow: who waits for it; those who do take turns.
         """
         failed = bytes([Status.ERROR]) * len(parts)
         if self.is_barred(tier, owner.fingerprint):
             ended(failed)
             return
-        tier.get(owner.fingerprint, parts, num_bytes, lambda statuses, _: ended(statuses or failed))
+
+        def over(statuses: bytes | None, _: int) -> None:
+            ended(statuses or failed)
+
+        tier.get(owner.fingerprint, parts, num_bytes, over, flow)
 
     def put(
         self,
@@ -137,6 +149,27 @@ class Tiers:
         if owner.fingerprint not in tier.told:
             tier.keep(owner.fingerprint, codec.bytes_from_struct(owner.namespace))
         tier.put(owner.fingerprint, parts, num_bytes, lambda statuses, _: ended(statuses or failed))
+
+    def touch(
+        self, tier: Tier, owner: Owner, keys: bytes, ended: Callable[[bytes | None], None]
+    ) -> None:
+        """Tells a tier that chunks are used, and asks whether they are there.
+
+        Args:
+            tier: which.
+            owner: the namespace.
+            keys: 16 bytes per chunk, parents first; see ``server.core.effects.TierTouch``.
+            ended: told a ``Status`` per part, None after any error; maybe before this returns.
+        """
+        if self.is_barred(tier, owner.fingerprint):
+            ended(None)
+            return
+        num_parts = len(keys) // ID_BYTES * owner.num_shards
+
+        def over(statuses: bytes | None, _: int) -> None:
+            ended(statuses if statuses is not None and len(statuses) == num_parts else None)
+
+        tier.touch(owner.fingerprint, keys, owner.num_shards, over)
 
     def drop(
         self,
@@ -177,10 +210,6 @@ class Tiers:
             most: chunks wanted.
         """
         tier.list_there(what, fingerprint, lambda listed, _: ended(listed), shard, most)
-
-    def has_room(self, tier: Tier, is_put: bool = False, num_bytes: int = 0) -> bool:
-        """See ``Tier.has_room``."""
-        return tier.has_room(is_put, num_bytes)
 
     # --- what porters say -----------------------------------------------------------------
 

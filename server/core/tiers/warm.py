@@ -18,6 +18,9 @@ from server.core.namespaces import Owner
 from server.core.tiers.runs import Run
 from server.core.tiers.tier import Tier
 
+SHOWN = 4
+"""Namespaces that are named to somebody who asked for one that is none."""
+
 _NO_PARENT = bytes(ID_BYTES)
 
 
@@ -127,6 +130,7 @@ class Warm:
         trouble: what went wrong last, or empty.
         rides: chains on their way.
         owners: namespaces that are kept for it.
+        known: namespaces that tiers named, while one is wanted.
         task: its work.
     """
 
@@ -146,18 +150,26 @@ class Warm:
     trouble: str = ""
     rides: dict[Ride, None] = field(default_factory=dict)
     owners: dict[Fingerprint, Owner] = field(default_factory=dict)
+    known: dict[Fingerprint, None] = field(default_factory=dict)
     task: Task | None = None
 
     def summary(self) -> str:
         """Why it ends by itself."""
         if not self.listed:
-            nothing = "no tier knows the namespace" if self.keys else "no tier lists anything"
+            if self.fingerprint and not self.owners and self.known:
+                return f"no tier knows this namespace; known: {self._named()}"
+            nothing = "no tier knows this namespace" if self.keys else "no tier lists anything"
             return self.trouble or nothing
         if self.missed:
             what = "were not found" if self.keys else "could not be read"
             text = f"{self.missed} chunks {what}"
             return f"{text}: {self.trouble}" if self.trouble else text
         return "all that was wanted is there" if self.keys else "all that tiers list is there"
+
+    def _named(self) -> str:
+        names = [name.hex() for name in self.known]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return ", ".join(names[:SHOWN]) + more
 
 
 @dataclass(eq=False)
@@ -185,6 +197,11 @@ class Ride:
     count: int = 0
     is_patient: bool = True
     tenant: bytes = b""
+
+    @property
+    def flow(self) -> str:
+        """Whoever warms."""
+        return "warming"
 
     @property
     def owed_bytes(self) -> int:

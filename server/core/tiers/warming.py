@@ -196,6 +196,8 @@ class Warming:
                 job.listed = len(job.keys) // ID_BYTES
                 yield from self._load(job, source)
                 return
+        for tier in self._tiers.readable():  # for who asked: which there are
+            yield from self._names(job, tier)
 
     def _ask(
         self, job: Warm, tier: Tier, what: Listed, name: Fingerprint, shard: int = 0, most: int = 0
@@ -218,8 +220,7 @@ class Warming:
     def _sources(self, job: Warm, tier: Tier) -> Generator[Pause, None, deque[Source]]:
         """The namespaces that a tier has, of those wanted; each is known from now on."""
         found: deque[Source] = deque()
-        listed = yield from self._ask(job, tier, Listed.NAMESPACES, NO_SPACE)
-        names = [] if listed is None else _ids(listed)
+        listed, names = yield from self._names(job, tier)
         if job.fingerprint and listed is not None and job.fingerprint not in names:
             names.append(job.fingerprint)  # one that an engine has registered may be there, too
         for name in names:
@@ -232,6 +233,16 @@ class Warming:
                     owner.warming = True
                     found.append(Source(tier, owner, owner.index))
         return found
+
+    def _names(
+        self, job: Warm, tier: Tier
+    ) -> Generator[Pause, None, tuple[bytes | None, list[Fingerprint]]]:
+        """What a tier says that it has, None if it does not, and the namespaces in it."""
+        listed = yield from self._ask(job, tier, Listed.NAMESPACES, NO_SPACE)
+        names = [] if listed is None else _ids(listed)
+        if job.fingerprint:
+            job.known |= dict.fromkeys(names)
+        return listed, names
 
     def _owner(
         self, job: Warm, tier: Tier, name: Fingerprint

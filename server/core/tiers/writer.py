@@ -211,7 +211,7 @@ class Writer:
         # What is next is sent at once: waiting at the tier, it might outlive a failure of what it
         # continues.
         least_bytes = self._queue[0].chunk_bytes if self._queue else 0
-        return self._tiers.has_room(self.tier, True, least_bytes)
+        return self.tier.may_put(least_bytes)
 
     # --- turns ----------------------------------------------------------------------------
 
@@ -303,7 +303,8 @@ class Writer:
         nodes = entry.nodes[begin : begin + MAX_KEYS]
         self._is_asking = True
 
-        def ended(count: int) -> None:
+        def ended(number: int | None) -> None:
+            count = number or 0
             self._is_asking = False
             if not entry.is_cleared:
                 lives = entry.lives[begin : begin + count]

@@ -161,6 +161,16 @@ class Catalog:
         order = np.lexsort((when, np.concatenate(uses), when // np.uint64(self._span)))
         return [name.tobytes() for name in np.concatenate(found)[order[::-1][:most]]]
 
+    def namespaces(self) -> set[bytes]:
+        """Fingerprints, 16 bytes each, of which there is any value."""
+        found: set[bytes] = set()
+        for segment in list(self.segments.values()):
+            with self.lock:
+                names = np.frombuffer(segment.names, np.uint8).reshape(-1, NAME_BYTES)
+                some = names[segment.states == State.USED, :ID_BYTES]
+            found.update(one.tobytes() for one in np.unique(some, axis=0))
+        return found
+
     def unpin(self, place: Place) -> None:
         """Ends what ``pin`` began."""
         segment, slot = place
@@ -324,13 +334,18 @@ class Catalog:
                 segment.busy -= 1
 
     def note_uses(self) -> None:
-        """Notes the last use of what was used since, for the index file."""
+        """Notes the last use of what was used since, for the index file.
+
+        The lock is let go of now and then: each note is a small write.
+        """
         with self.lock:
-            touched, self._touched = self._touched, set()
-            for packed in touched:
-                place = self._unpack(packed)
-                if place is not None and place.segment.states[place.slot] == State.USED:
-                    self._note(place.segment.name(place.slot), self._entry(place))
+            touched, self._touched = list(self._touched), set()
+        for at in range(0, len(touched), _HELD_NAMES):
+            with self.lock:
+                for packed in touched[at : at + _HELD_NAMES]:
+                    place = self._unpack(packed)
+                    if place is not None and place.segment.states[place.slot] == State.USED:
+                        self._note(place.segment.name(place.slot), self._entry(place))
 
     def entries(self) -> Iterator[tuple[bytes, Entry]]:
         """All values; the caller holds the lock."""

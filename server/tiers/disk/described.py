@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import OrderedDict
 
 from server.tiers.disk.files import BLOCK_BYTES, Files, blocks
 
@@ -38,6 +39,8 @@ class Described:
         self._max_bytes = max_bytes
         self._token = os.urandom(6).hex()
         self._lock = threading.Lock()
+        #: What was kept since the start, for a folder that is made anew.
+        self._texts: OrderedDict[bytes, bytes] = OrderedDict()
 
     def keep(self, fingerprint: bytes, text: bytes) -> None:
         """Writes a description, whole or not at all; one that is there counts as kept now.
@@ -52,9 +55,40 @@ class Described:
         if not 0 < len(text) <= MAX_TEXT_BYTES:
             return
         with self._lock:
+            self._note(fingerprint, text)
             self._files.make_folder(self._folder)
             self._make_way(fingerprint.hex(), blocks(len(text)))
             self._write(self._path(fingerprint), text)
+
+    def restore(self) -> None:
+        """Writes again what was kept since the start: nobody tells it twice, and values go on.
+
+        Raises:
+            OSError: some cannot be written.
+        """
+        with self._lock:
+            for fingerprint, text in self._texts.items():
+                self._files.make_folder(self._folder)
+                self._write(self._path(fingerprint), text)
+
+    def remember(self, fingerprint: bytes, text: bytes) -> None:
+        """Takes a description that cannot be kept now, for ``restore``.
+
+        Args:
+            fingerprint: 16 bytes.
+            text: at most MAX_TEXT_BYTES.
+        """
+        if 0 < len(text) <= MAX_TEXT_BYTES:
+            with self._lock:
+                self._note(fingerprint, text)
+
+    def _note(self, fingerprint: bytes, text: bytes) -> None:
+        self._texts[fingerprint] = text
+        self._texts.move_to_end(fingerprint)
+        used = sum(blocks(len(one)) for one in self._texts.values())
+        while used > self._max_bytes:
+            _, former = self._texts.popitem(last=False)
+            used -= blocks(len(former))
 
     def _write(self, path: str, text: bytes) -> None:
         fresh = os.path.join(self._folder, f"{_UNFINISHED}{self._token}")
@@ -95,6 +129,8 @@ class Described:
 
     def forget(self, fingerprint: bytes) -> None:
         """Removes a description; one that is gone, or cannot be removed, does not matter."""
+        with self._lock:
+            self._texts.pop(fingerprint, None)
         try:
             self._files.remove(self._path(fingerprint))
         except OSError:

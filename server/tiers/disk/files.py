@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from server.core.tiers.parts import Status
+from server.sizes import format_size
 from server.tiers.interface import HEADER_BYTES
 
 BLOCK_BYTES = 4096
@@ -39,9 +40,28 @@ def status_of(error: OSError) -> Status:
 class Files:
     """The system calls; errors are OSError."""
 
-    def make_folder(self, path: str) -> None:
-        """Makes a folder of this user alone, and those above it, where they are missing."""
-        os.makedirs(path, 0o700, exist_ok=True)
+    def make_folder(self, path: str) -> bool:
+        """Makes a folder of this user alone; returns whether it was missing.
+
+        Those above it are not made: one that is missing may be a disk that is not mounted, and
+        what is written in its place fills another one.
+        """
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise NotADirectoryError(errno.ENOTDIR, "it is there and is no folder") from None
+            return False
+        except FileNotFoundError:
+            above = os.path.dirname(path)
+            text = f"{above} is not there, and only the last folder is made: is a disk not mounted?"
+            raise FileNotFoundError(errno.ENOENT, text) from None
+        return True
+
+    def room(self, path: str) -> tuple[int, int]:
+        """Bytes of a folder's file system in all, and those that are left for this user."""
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def open(self, path: str, flags: int) -> int:
         """A descriptor; a file that is made is of this user alone."""
@@ -67,6 +87,20 @@ class Files:
         """Returns when a file's bytes are on the disk."""
         os.fdatasync(fd)
 
+    def sync_folder(self, path: str) -> None:
+        """Returns when what was renamed or removed in a folder is on the disk.
+
+        Some file systems sync no folders: those do what they can by themselves.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        finally:
+            os.close(fd)
+
     def forget_cached(self, fd: int) -> None:
         """Lets the kernel drop a file's cached pages; for files that O_DIRECT was refused for."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -90,6 +124,24 @@ class Files:
     def names(self, path: str) -> list[str]:
         """Names in a folder, in any order."""
         return os.listdir(path)
+
+
+def shortage(files: Files, folder: str, size_bytes: int) -> str:
+    """What there is to say of a size that is more than the whole file system; mostly nothing.
+
+    Args:
+        files: the system calls.
+        folder: of the tier.
+        size_bytes: the operator's.
+    """
+    try:
+        whole_bytes, _ = files.room(folder)
+    except OSError:
+        return ""
+    if not 0 < whole_bytes < size_bytes:
+        return ""
+    has, wanted = format_size(whole_bytes), format_size(size_bytes)
+    return f"{folder}: size={wanted}, and its file system has {has} in all"
 
 
 def open_direct(files: Files, path: str, flags: int) -> tuple[int, bool]:

@@ -173,6 +173,18 @@ class Keeper:
         except OSError:
             return []
 
+    def namespaces(self) -> set[bytes]:
+        """Fingerprints of those that have a folder.
+
+        Raises:
+            OSError: nobody knows.
+        """
+        try:
+            names = self._files.names(self._folder)
+        except FileNotFoundError:
+            return set()
+        return {bytes.fromhex(name) for name in names if _FOLDER.fullmatch(name)}
+
     def cleared(self) -> None:
         """Has folders removed that were renamed to ``CLEARED`` and something."""
         with self._lock:

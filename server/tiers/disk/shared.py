@@ -21,6 +21,7 @@ from server.tiers.disk.files import (
     blocks,
     open_direct,
     read_all,
+    shortage,
     status_of,
     write_all,
 )
@@ -43,7 +44,7 @@ _STEP_NS = 1_000
 
 
 class SharedTier:
-    """One shared folder. Implements ``server.tiers.interface``'s ``Tier`` and ``Lister``."""
+    """One shared folder: a ``Tier``, ``Touching`` and ``Lister`` of ``server.tiers.interface``."""
 
     def __init__(
         self,
@@ -98,14 +99,25 @@ class SharedTier:
         now_ns = time.time_ns()
         return [self._put(part, now_ns - at * _STEP_NS) for at, part in enumerate(parts)]
 
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """See ``Touching``."""
+        now_ns = time.time_ns()
+        return [self._touch(name, now_ns - at * _STEP_NS) for at, name in enumerate(names)]
+
     def delete(self, names: Sequence[Name]) -> None:
         """See ``Tier``."""
-        left = [name for name in names if not self._remove(self._path(name))]
+        paths = [self._path(name) for name in names]
+        left = [path for path in paths if not self._remove(path)]
+        for folder in sorted({os.path.dirname(path) for path in paths}):
+            self._sync(folder)
         if left:
             raise TierError(f"{len(left)} values cannot be removed")
 
     def clear(self, fingerprint: bytes) -> None:
-        """See ``Tier``: gone by one rename; the files are removed behind it."""
+        """See ``Tier``: gone by one rename; the files are removed behind it.
+
+        When it returns the disk knows of it, also of a rename of an earlier try.
+        """
         self._described.forget(fingerprint)
         target = f"{CLEARED}{self._token}{next(self._numbers)}"
         try:
@@ -113,17 +125,19 @@ class SharedTier:
                 os.path.join(self._folder, fingerprint.hex()), os.path.join(self._folder, target)
             )
         except FileNotFoundError:
-            return
+            pass
         except OSError as error:
             self._troubles.tell("write errors", error.strerror)
             raise  # else what was to be forgotten would be read again
-        self._keeper.cleared()
+        else:
+            self._keeper.cleared()
+        self._sync(self._folder)
 
     def health(self) -> Health:
         """Writes and removes a small file; makes the folder again if it vanished."""
         note = ""
         try:
-            self._files.make_folder(self._folder)
+            self._make_again()
             self._probe()
         except OSError as error:
             note = f"{self._folder}: {error.strerror}"
@@ -133,6 +147,7 @@ class SharedTier:
             used_bytes=self._keeper.used_bytes,
             capacity_bytes=self._size_bytes,
             note="; ".join(filter(None, (note, counters))),
+            warning=shortage(self._files, self._folder, self._size_bytes),
         )
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -152,8 +167,9 @@ class SharedTier:
         self._described.keep(fingerprint, text)
 
     def namespaces(self) -> list[bytes]:
-        """See ``Lister``."""
-        return self._described.all()
+        """See ``Lister``; those described first, and then any others that have a folder."""
+        found = self._described.all()
+        return found + sorted(self._keeper.namespaces() - set(found))
 
     def namespace(self, fingerprint: bytes) -> bytes:
         """See ``Lister``."""
@@ -243,6 +259,18 @@ class SharedTier:
             return Status.ERROR
         return status
 
+    def _touch(self, name: Name, now_ns: int) -> Status:
+        path = self._path(name)
+        try:
+            fd = self._files.open(path, os.O_RDONLY)
+        except OSError as error:
+            return self._read_failed(error)
+        try:
+            self._use(fd, path, now_ns)
+        finally:
+            self._files.close(fd)
+        return Status.OK
+
     def _use(self, fd: int, path: str, now_ns: int) -> None:
         found = os.fstat(fd)
         if now_ns - found.st_mtime_ns < self._touch_ns:
@@ -270,7 +298,7 @@ class SharedTier:
             self._keeper.release(size_bytes)
             status = status_of(error)
             kind = "disk full" if status is Status.NO_ROOM else "write errors"
-            self._troubles.tell(kind, error.strerror)
+            self._troubles.tell(kind, f"{self._folder}: {error.strerror}")
             return status if status is Status.NO_ROOM else Status.ERROR
         self._keeper.used(path, used_ns, size_bytes)
         return Status.OK
@@ -312,9 +340,28 @@ class SharedTier:
         try:
             return open_direct(self._files, path, flags)
         except FileNotFoundError:
-            self._files.make_folder(os.path.dirname(path))
+            self._make_again()
+            fan = os.path.dirname(path)
+            self._files.make_folder(os.path.dirname(fan))
+            self._files.make_folder(fan)
             self._keeper.charge(2 * BLOCK_BYTES)
         return open_direct(self._files, path, flags)
+
+    def _make_again(self) -> None:
+        """Makes the tier's folder if it is gone, with what this server kept of namespaces."""
+        if self._files.make_folder(self._folder):
+            self._troubles.tell("made anew", f"{self._folder} was gone; what it had is forgotten")
+            self._described.restore()
+
+    def _sync(self, folder: str) -> None:
+        """What was forgotten in a folder does not come back after a crash of the machine."""
+        try:
+            self._files.sync_folder(folder)
+        except FileNotFoundError:
+            pass  # with all that was in it
+        except OSError as error:
+            self._troubles.tell("write errors", error.strerror)
+            raise
 
     def _remove(self, path: str) -> bool:
         """Whether it is gone."""

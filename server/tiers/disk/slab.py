@@ -25,6 +25,7 @@ from server.tiers.disk.files import (
     HeaderBlocks,
     blocks,
     read_all,
+    shortage,
     status_of,
     write_all,
 )
@@ -41,7 +42,7 @@ _NAME = Struct(">16s16sI")
 
 
 class SlabTier:
-    """One folder of segments. Implements ``server.tiers.interface``'s ``Tier`` and ``Lister``."""
+    """One folder of segments: ``Tier``, ``Touching``, ``Lister`` of ``server.tiers.interface``."""
 
     def __init__(self, folder: str, size_bytes: int, name: str, files: Files | None = None) -> None:
         """Opens the folder, or makes it.
@@ -93,6 +94,14 @@ class SlabTier:
                 return [Status.ERROR] * len(parts)
             return [self._put(store, part) for part in parts]
 
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        """See ``Touching``."""
+        with self._entered() as store:
+            if store is None:
+                return [Status.ERROR] * len(names)
+            touched = (store.catalog.touch(_NAME.pack(*name), 0) for name in names)
+            return [Status.OK if is_there else Status.ABSENT for is_there in touched]
+
     def delete(self, names: Sequence[Name]) -> None:
         """See ``Tier``."""
         with self._entered() as store:
@@ -127,6 +136,7 @@ class SlabTier:
             capacity_bytes=self._plan.size_bytes,
             note="; ".join(filter(None, (note, counters))),
             shares=shares,
+            warning=shortage(self._files, self._folder, self._plan.size_bytes),
         )
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -146,10 +156,16 @@ class SlabTier:
         with self._entered() as store:
             if store is not None and store.hold.is_held():
                 self._described.keep(fingerprint, text)
+            else:
+                self._described.remember(fingerprint, text)
 
     def namespaces(self) -> list[bytes]:
-        """See ``Lister``."""
-        return self._described.all()
+        """See ``Lister``; those described first, and then any others that have values."""
+        found = self._described.all()
+        with self._entered() as store:
+            is_there = store is not None and store.hold.is_held()
+            others = store.catalog.namespaces() if store is not None and is_there else set()
+        return found + sorted(others - set(found))
 
     def namespace(self, fingerprint: bytes) -> bytes:
         """See ``Lister``."""
@@ -219,6 +235,12 @@ class SlabTier:
             self._store, lost = store, self._store
         if lost is not None:
             lost.close()
+        if store.is_new:
+            self._troubles.tell("made anew", f"{self._folder} was gone; what it had is forgotten")
+        try:
+            self._described.restore()
+        except OSError as error:
+            self._troubles.tell("write errors", error.strerror)
         return ""
 
     def _is_there(self, store: Store) -> bool:

@@ -23,6 +23,10 @@ from server.tiers.disk.troubles import Troubles
 FULL_S = 30.0
 """How long no new segment is tried after the file system had no room for one."""
 
+SMALL_SEGMENTS = 64
+"""While there are fewer, one that the file system has no room for is made shorter. Each costs a
+descriptor."""
+
 _TRIES = 8
 """Slots that others took meanwhile; then there is no room."""
 
@@ -170,6 +174,8 @@ class Space:
             return Status.NO_ROOM
         room = self._plan.data_bytes - self._bytes
         length = min(max(self._plan.segment_bytes, slot_bytes), room)
+        if len(self._catalog.segments) < SMALL_SEGMENTS:
+            length = min(length, max(slot_bytes, self._left()))
         count = min(MAX_SLOTS, length // slot_bytes)
         if not count:
             return Status.NO_ROOM
@@ -179,7 +185,8 @@ class Space:
         except OSError as error:
             status = status_of(error)
             kind = "disk full" if status is Status.NO_ROOM else "write errors"
-            self._troubles.tell(kind, f"{file_name(number, slot_bytes)}: {error.strerror}")
+            path = os.path.join(self._folder, file_name(number, slot_bytes))
+            self._troubles.tell(kind, f"{path}: {error.strerror}")
             self._full_until_s = self._clock() + FULL_S * (status is Status.NO_ROOM)
             return Status.NO_ROOM if status is Status.NO_ROOM else Status.ERROR
         if not segment.is_direct:
@@ -187,6 +194,13 @@ class Space:
         self._bytes += segment.length
         self._catalog.add(segment)
         return Status.OK
+
+    def _left(self) -> int:
+        """Of the file system, what one segment may take of it: others and the index grow, too."""
+        try:
+            return self._files.room(self._folder)[1] // 4 * 3
+        except OSError:
+            return self._plan.data_bytes  # making it says what is wrong
 
     def _unlink(self, path: str) -> None:
         try:

@@ -38,6 +38,7 @@ class Store:
     """What is open.
 
     Attributes:
+        is_new: whether the folder was missing.
         hold: the folder's lock.
         catalog: what is where.
         space: the segments.
@@ -59,7 +60,7 @@ class Store:
         """
         self._files, self._folder, self._plan = files, folder, plan
         self._troubles = troubles
-        files.make_folder(folder)
+        self.is_new = files.make_folder(folder)
         self.hold = Hold(files, folder)
         try:
             segments = os.path.join(folder, SEGMENTS)

@@ -44,8 +44,22 @@ def test_a_package_that_is_missing_is_named() -> None:
 
 @pytest.mark.parametrize(("size", "level"), [("16M", Level.OK), ("1024T", Level.WARNING)])
 def test_a_disk_and_its_room(tmp_path: Path, size: str, level: Level) -> None:
-    environ = {"KVKEEP_L2": f"disk:{tmp_path}/not/yet?size={size} disk:{tmp_path}/b?size={size}"}
+    environ = {"KVKEEP_L2": f"disk:{tmp_path}/notyet?size={size} disk:{tmp_path}/b?size={size}"}
     found = tiercheck.findings(environ, lambda name: True)
     assert [one.level for one in found] == [level, level]
     assert f"free in {tmp_path}" in found[0].text
     assert found[1].text.startswith("disk2: ")
+
+
+def test_what_the_server_would_refuse(tmp_path: Path) -> None:
+    environ = {"KVKEEP_L2": f"valkey://h:1?credentials={tmp_path}/none"}
+    [found] = tiercheck.findings(environ, lambda name: True)
+    assert found.level is Level.ERROR
+    assert "No such file" in found.text
+
+
+def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
+    environ = {"KVKEEP_L2": f"disk:{tmp_path}/not/yet?size=16M"}
+    [found] = tiercheck.findings(environ, lambda name: True)
+    assert found.level is Level.ERROR
+    assert found.text.endswith(f"{tmp_path}/not is not there")

@@ -111,6 +111,15 @@ class MemoryTier:
         self.is_closed = True
 
 
+class LosingTier(MemoryTier):
+    """One that loses values by itself, and says which."""
+
+    def touch(self, names: Sequence[Name]) -> list[Status]:
+        self._begin(f"touch {len(names)}")
+        there = (Status.OK if name in self.kept else Status.ABSENT for name in names)
+        return [self.statuses.get(name.key, one) for name, one in zip(names, there, strict=True)]
+
+
 class SlowTier(MemoryTier):
     """Each call that moves bytes takes a while."""
 

@@ -13,8 +13,8 @@ from server.porter import jobs
 from server.porter.jobs import FIRST_CHUNKS, Performer
 from server.porter.memory import Memory
 from server.porter.wire import Command, Kind
-from server.tiers.interface import Health, Name
-from tests.server.porter.memorytier import MemoryTier
+from server.tiers.interface import Health, Name, TierError
+from tests.server.porter.memorytier import LosingTier, MemoryTier
 from tests.server.porter.rows import OTHER, PAGE, SPACE, key, memory, rows
 
 NUM_SLOTS = 200
@@ -118,6 +118,14 @@ def test_whatever_it_raises_is_an_error_of_the_batch(rig: Rig, error: BaseExcept
         assert "password" not in answer.error
 
 
+def test_what_an_engine_says_for_people_is_told(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.tier.raises = TierError("memory: its master\n is asleep")
+    answer = rig.performer.perform(Command(Kind.DROP, 8, fingerprint=SPACE, keys=key(1), shards=1))
+    assert answer.error == "memory: its master is asleep"
+    assert set(rig.carry(Kind.PUT, [1])) == {Status.ERROR}
+    assert "put: memory: its master is asleep" in caplog.messages
+
+
 def test_too_few_answers_are_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.tier, "batch_get_into", lambda parts: [Status.OK])
     monkeypatch.setattr(rig.tier, "batch_put", lambda parts: [])
@@ -183,6 +191,31 @@ def test_a_probe_asks_little_first(rig: Rig) -> None:
     assert rig.tier.calls == ["exists 32", "exists 128", "exists 140"]
 
 
+def test_a_touch_says_what_is_there_part_by_part(rig: Rig) -> None:
+    tier = LosingTier()
+    performer = Performer(tier, rig.memory, 0, rig.stopping, rig._moved)
+    parts = rows([1, 2])
+    performer.perform(Command(Kind.PUT, 1, fingerprint=SPACE, parts=parts))
+    tier.statuses[key(9)] = Status.ERROR
+    command = Command(Kind.TOUCH, 2, fingerprint=SPACE, keys=key(1) + key(3) + key(9), shards=2)
+    ok, absent, error = Status.OK, Status.ABSENT, Status.ERROR
+    assert list(performer.perform(command).statuses) == [ok, absent, absent, absent, error, error]
+    many = Command(Kind.TOUCH, 3, fingerprint=SPACE, keys=key(1) * 100, shards=1)
+    assert set(performer.perform(many).statuses) == {ok}
+    assert tier.calls[-2:] == ["touch 64", "touch 36"]
+    rig.stopping.set()
+    assert set(performer.perform(many).statuses) == {error}
+    rig.stopping.clear()
+    tier.raises = TierError("asleep")
+    assert performer.perform(many).error == "asleep"
+
+
+def test_a_tier_that_loses_nothing_by_itself_is_not_asked(rig: Rig) -> None:
+    command = Command(Kind.TOUCH, 2, fingerprint=SPACE, keys=key(1) + key(3), shards=1)
+    assert list(rig.performer.perform(command).statuses) == [Status.OK, Status.OK]
+    assert not rig.tier.calls
+
+
 def test_forgetting(rig: Rig) -> None:
     for space in (SPACE, OTHER):
         for number in (1, 2):
@@ -195,7 +228,7 @@ def test_forgetting(rig: Rig) -> None:
     assert {name.fingerprint for name in rig.tier.kept} == {OTHER}
 
 
-def test_health_as_it_says(rig: Rig) -> None:
+def test_health_as_it_says(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.tier.health_now = Health(ok=True, used_bytes=5, capacity_bytes=-1)
     answer = rig.performer.perform(Command(Kind.HEALTH, 6))
     assert (answer.error, answer.used_bytes, answer.capacity_bytes) == (None, 5, 0)
@@ -203,6 +236,9 @@ def test_health_as_it_says(rig: Rig) -> None:
     rig.tier.health_now = Health(ok=True, shares=((OTHER, 7), (SPACE, 5)))
     answer = rig.performer.perform(Command(Kind.HEALTH, 6))
     assert list(unpack_shares(answer.statuses).items()) == [(OTHER, 7), (SPACE, 5)]
+    rig.tier.health_now = Health(ok=True, warning="of little use")
+    assert rig.performer.perform(Command(Kind.HEALTH, 6)).error is None
+    assert caplog.messages == ["of little use"]
     rig.tier.health_now = Health(ok=False, note="full")
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error == "full"
     rig.tier.health_now = Health(ok=False)

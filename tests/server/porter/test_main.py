@@ -15,7 +15,7 @@ import pytest
 
 from server.core.tiers.parts import MAX_PARTS, Status
 from server.porter import main as porter
-from server.porter.notes import Notes
+from server.porter.notes import Notes, Warned
 from server.porter.wire import Answer, Command, Kind, pack_command
 from server.tierspec import to_json
 from tests.server.porter.process import MODULE, PorterProcess, spec
@@ -245,5 +245,5 @@ def test_nothing_comes_before_configure() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.send(pack_command(Command(Kind.HEALTH, 1, text=to_json(spec("fine")))))
-        assert porter.open_first(theirs) is None
+        assert porter.open_first(theirs, Warned()) is None
         assert b"before CONFIGURE" in ours.recv(1000)

@@ -2,7 +2,9 @@
 
 import logging
 
-from server.porter.notes import MAX_NOTES, Notes
+import pytest
+
+from server.porter.notes import AGAIN_S, MAX_NOTES, Notes, Warned
 
 
 def logger_of(notes: Notes) -> logging.Logger:
@@ -38,3 +40,21 @@ def test_only_the_latest_are_kept() -> None:
     for number in range(MAX_NOTES + 5):
         logger_of(notes).warning("%d", number)
     assert notes.take() == "5"
+
+
+def test_a_warning_that_stays_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [10.0]
+    warned = Warned(lambda: now_s[0])
+    warned.tell("")
+    for _ in range(3):
+        warned.tell("full")
+    assert caplog.messages == ["full"]
+    for _ in range(3):
+        now_s[0] += AGAIN_S
+        warned.tell("full")
+    assert caplog.messages == ["full"] * 3, "after one, and two more"
+    caplog.clear()
+    warned.tell("no node")
+    warned.tell("")
+    warned.tell("no node")
+    assert caplog.messages == ["no node", "no node"]

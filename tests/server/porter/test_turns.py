@@ -37,6 +37,12 @@ def test_gets_go_before_puts_and_both_in_order() -> None:
     assert taken(turns, 4) == [1, 3, 0, 2]
 
 
+def test_a_touch_says_nothing_of_what_is_about_to_be_forgotten() -> None:
+    turns = filled([Kind.PUT, Kind.CLEAR, Kind.TOUCH, Kind.GET])
+    turns.add(job(Kind.TOUCH, 4, OTHER))
+    assert taken(turns, 5) == [3, 0, 1, 2, 4]
+
+
 def test_a_put_is_not_starved_by_gets() -> None:
     turns = filled([Kind.GET] * (2 * GETS_IN_A_ROW) + [Kind.PUT])
     assert taken(turns, GETS_IN_A_ROW + 1)[-1] == 2 * GETS_IN_A_ROW

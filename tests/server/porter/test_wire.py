@@ -34,7 +34,7 @@ def test_parts_go_there_and_back(kind: Kind, num_parts: int) -> None:
 
 
 @pytest.mark.parametrize("num_keys", [0, 1, MAX_KEYS])
-@pytest.mark.parametrize("kind", [Kind.PROBE, Kind.DROP])
+@pytest.mark.parametrize("kind", [Kind.PROBE, Kind.DROP, Kind.TOUCH])
 def test_keys_go_there_and_back(kind: Kind, num_keys: int) -> None:
     command = Command(kind, 7, keys=bytes(range(16)) * num_keys, shards=3, first=2)
     packet = wire.pack_command(command)

@@ -12,6 +12,7 @@ import pytest
 
 from server.core.effects import TierId
 from server.porter.wire import Answer, Kind
+from server.shell import keeper as keeper_module
 from server.shell.keeper import Keeper
 from server.shell.reports import (
     PorterAnswered,
@@ -23,6 +24,7 @@ from server.shell.reports import (
     PorterStuck,
     Report,
 )
+from tests.faults.undying import Undying
 from tests.server.shell.reporting import Reports
 from tests.wire.process import ROOT, is_alive, wait_until
 
@@ -146,6 +148,28 @@ def test_what_cannot_be_run_at_all_is_tried_again(reports: Reports) -> None:
     for _ in range(2):
         assert "No such file" in reports.wait_for(PorterRefused).reason
     assert keeper.stop(10)
+
+
+@pytest.mark.parametrize("backoff_s", [0.05, 60.0])
+def test_the_end_of_a_stuck_one_is_told_while_the_next_one_starts_or_is_waited_for(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch, backoff_s: float
+) -> None:
+    monkeypatch.setattr(keeper_module, "END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(keeper_module, "_LONG_LIFE_S", 0)
+    monkeypatch.setattr(keeper_module, "_FIRST_BACKOFF_S", backoff_s)
+    role = ScriptRole("s.send(s.recv(9)); s.recv(9)")
+    keeper = Keeper(role, reports.reporter)
+    keeper.start()
+    first = reports.wait_for(PorterReady)
+    with Undying(first.pid) as held:
+        role.script = "import time; time.sleep(60)"
+        first.channel.shutdown(socket.SHUT_RDWR)
+        stuck = reports.wait_for(PorterStuck)
+        time.sleep(0.3)
+        held.let_go()
+        assert reports.wait_for(PorterGone, 5).life == stuck.life
+    assert keeper.stop(10)
+    first.channel.close()
 
 
 @pytest.mark.parametrize(("takes_s", "is_killed"), [(0.3, False), (60, True)])

@@ -52,6 +52,10 @@ def pair() -> Iterator[tuple[PorterLink, socket.socket]]:
             fx.TierDrop(TIER, JobId(3), SPACE_ID, key(1), 3),
             Command(Kind.DROP, 3, fingerprint=SPACE, keys=key(1), shards=3),
         ),
+        (
+            fx.TierTouch(TIER, JobId(5), SPACE_ID, key(1) + key(2), 3),
+            Command(Kind.TOUCH, 5, fingerprint=SPACE, keys=key(1) + key(2), shards=3),
+        ),
         (clear(4), Command(Kind.CLEAR, 4, fingerprint=SPACE)),
     ],
 )

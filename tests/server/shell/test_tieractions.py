@@ -17,6 +17,7 @@ from protocol.ids import ArenaId, ExtentId, Fingerprint
 from server.core import effects as fx
 from server.core.dispatch import Core
 from server.core.effects import JobId, TierId
+from server.core.tiers.listed import Listed
 from server.core.tiers.parts import MAX_PARTS, Status
 from server.porter.wire import Answer, Kind
 from server.shell import clock, porterlink
@@ -235,6 +236,13 @@ def test_errors_are_told_and_complained_of_with_the_tiers_name(
     assert "nvme: CLEAR: OSError: Input/output error" in caplog.text
     rig.do(fx.TierGet(ZERO, JobId(6), SPACE, rig.slots([1], 1)))
     assert rig.told("tier_done", 6) == (6, bytes([Status.ERROR]))
+
+
+def test_a_tier_of_a_kind_that_cannot_list_is_no_error(start: Start) -> None:
+    rig = start(spec("fine"))
+    rig.do(fx.TierList(ZERO, JobId(7), Listed.NAMESPACES, SPACE))
+    assert rig.told("tier_done", 7) == (7, None)
+    assert "tier_error" not in rig.complaints.counts()
 
 
 def test_a_porter_that_gets_on_is_told_of_and_one_that_only_has_something_to_say_is_not(

@@ -99,6 +99,15 @@ def test_existence_is_told_name_by_name(tier: Mooncake, slots: Slots) -> None:
     assert tier.batch_exists([]) == []
 
 
+def test_touching_tells_it_too(tier: Mooncake, slots: Slots) -> None:
+    assert slots.put(3, 5) == [OK] * 2
+    assert tier.touch([Name(FINGERPRINT, key(number), 0) for number in (3, 4, 5)]) == [
+        OK,
+        ABSENT,
+        OK,
+    ]
+
+
 def test_a_second_put_leaves_the_first_value(slots: Slots) -> None:
     assert slots.put(1) == [OK]
     assert slots.put(1, 2) == [OK, OK]

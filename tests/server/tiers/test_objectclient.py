@@ -8,10 +8,16 @@ import pytest
 from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
 from server.tiers.interface import TierError
-from server.tiers.objectclient import bucket_of, client_of, is_loopback, provider_of
+from server.tiers.objectclient import (
+    bucket_of,
+    client_of,
+    provider_of,
+    why_not_answered,
+)
 from server.tierspec import parse
 from tests.stores import s3, tlsproxy
 from tests.stores.parts import fetched, filled
+from tests.stores.valkey import free_port
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,22 +30,6 @@ def written(folder: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o600)
     return str(path)
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "expected"),
-    [
-        ("http://127.0.0.1:9000", True),
-        ("http://127.8.0.1", True),
-        ("http://localhost:9000", True),
-        ("http://[::1]:9000", True),
-        ("http://10.0.0.1:9000", False),
-        ("http://localhost.example.org", False),
-        ("http://127.0.0.1.example.org", False),
-    ],
-)
-def test_loopback(endpoint: str, expected: bool) -> None:
-    assert is_loopback(endpoint) is expected
 
 
 def test_in_the_clear_only_here_or_when_it_is_said() -> None:
@@ -115,3 +105,28 @@ def test_a_real_store_with_a_file_and_over_tls(
             assert tier.batch_put(filled(2)) == [Status.OK]
             assert fetched(tier, 1, 2) == [Status.OK] * 2
             tier.close()
+
+
+def test_a_store_that_is_not_there_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3.credentials(monkeypatch)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(TierError, match=f"s3: bucket: {endpoint}: connections are refused"):
+        open_tier(parse(f"s3://bucket?endpoint={endpoint}"))
+
+
+def test_what_is_behind_an_error() -> None:
+    role = "Error performing PUT http://169.254.169.254/latest/api/token in 1 s - HTTP error: x"
+    found = why_not_answered(role, {})
+    assert found.startswith("no credentials: none found, looked in credentials= (a file), in AWS_")
+    asked = "Error performing GET https://store:9000/bucket?x in 1 s - HTTP error: error sending"
+    # Through a proxy, a look of our own would say nothing of the way there.
+    behind = why_not_answered(asked, {"HTTPS_PROXY": "http://proxy:1"})
+    assert behind == "https://store:9000: no answer in time"
+    answered = "Error performing GET http://store/bucket in 1 s - status code: 403 Forbidden"
+    assert why_not_answered(answered, {}) == ""
+    assert why_not_answered("something else", {}) == ""

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 
 from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
-from server.tiers.interface import Name, Tier, TierError
+from server.tiers import valkey as valkeytier
+from server.tiers import valkeylink
+from server.tiers.doubts import Doubts
+from server.tiers.interface import Moving, Name, Tier, TierError, Touching
 from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled
@@ -17,6 +21,8 @@ from tests.stores.parts import fetched, filled
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR = Status
 FULL = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
 LRU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
+LFU = ("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lfu", "--maxmemory-samples", "64")
+"""A single use counts, and all keys are looked at; the clock of the other policy has seconds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,6 +130,90 @@ def test_clear_is_for_one_namespace(store: tuple[Tier, list[valkey.Node]], tier:
     assert fetched(tier, *range(5), fingerprint=parts.OTHER_FINGERPRINT, **small) == [OK] * 5
 
 
+def test_a_clear_that_takes_several_calls_goes_on(
+    store: tuple[Tier, list[valkey.Node]], tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many keys of others there are: a call that begins anew would never end."""
+    monkeypatch.setattr(valkeytier, "CLEAR_S", 0.0)
+    small = {"slot_bytes": 4096}
+    tier.batch_put(filled(*range(50), **small))
+    tier.batch_put(filled(*range(1500), fingerprint=parts.OTHER_FINGERPRINT, **small))
+    calls = 1
+    while not cleared(tier):
+        calls += 1
+        assert calls < 40
+    assert calls > 3
+    assert keys_of(store) == 3000
+    assert fetched(tier, *range(50), **small) == [ABSENT] * 50
+    tier.batch_put(filled(1, **small))
+    assert not cleared(tier), "the next one is another"
+
+
+def cleared(tier: Tier) -> bool:
+    try:
+        tier.clear(parts.FINGERPRINT)
+    except TierError as error:
+        if "it goes on" not in str(error):
+            raise
+        return False
+    return True
+
+
+def test_what_comes_after_its_put_was_given_up_is_removed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkeylink, "REQUEST_MS", 500)
+    monkeypatch.setattr(valkeytier, "Doubts", lambda: Doubts(settle_s=0.3))
+    with valkey.single(tmp_path) as node:
+        tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
+        valkey.ask(node.port, "CLIENT", "PAUSE", "1200", "WRITE")
+        put = filled(1)
+        assert tier.batch_put(put) == [ERROR]
+        valkey.until(lambda: fetched(tier, 1) == [OK], 5, "it comes late")
+        for remove in (tier.clear, lambda _: tier.delete(parts.names(put))):
+            with pytest.raises(TierError, match="may still come"):
+                remove(parts.FINGERPRINT)
+            assert fetched(tier, 1) == [ABSENT], "at once, as far as it is there"
+        # And should it come once more:
+        assert tier.batch_put(put) == [OK]
+        valkey.until(lambda: removed_for_good(tier), 5, "settled")
+        assert fetched(tier, 1) == [ABSENT]
+        tier.delete(parts.names(put))
+        tier.close()
+
+
+def removed_for_good(tier: Tier) -> bool:
+    try:
+        tier.clear(parts.FINGERPRINT)
+    except TierError:
+        return False
+    return True
+
+
+def test_each_value_that_is_carried_is_a_sign_of_life(tier: Tier) -> None:
+    assert isinstance(tier, Moving)
+    moves: list[None] = []
+    tier.moved = lambda: moves.append(None)
+    assert tier.batch_put(filled(1, 2)) == [OK, OK]
+    assert fetched(tier, 1, 2) == [OK, OK]
+    assert len(moves) == 4
+    tier.moved = lambda: None
+
+
+def test_touching_says_what_is_there_and_keeps_it_where_the_store_evicts(tmp_path: Path) -> None:
+    with valkey.single(tmp_path, *LFU) as node:
+        tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
+        assert isinstance(tier, Touching)
+        used, unused = (parts.names(filled(number)) for number in (0, 1))
+        assert tier.batch_put(filled(0, 1, slot_bytes=1 << 18)) == [OK, OK]
+        assert tier.touch(used) == [OK]
+        assert set(tier.batch_put(filled(*range(2, 40), slot_bytes=1 << 18))) == {OK}
+        assert tier.touch(used + unused) == [OK, ABSENT]
+        node.kill()
+        assert tier.touch(used) == [ERROR]
+        tier.close()
+
+
 def test_many_names_are_asked_at_once(tier: Tier) -> None:
     tier.batch_put(filled(0, 1500))
     found = tier.batch_exists([Name(parts.FINGERPRINT, parts.key(n), 0) for n in range(2048)])
@@ -138,9 +228,12 @@ def test_health_adds_the_primaries_up(tier: Tier) -> None:
     assert tier.health().used_bytes > before.used_bytes + (9 << 20)
 
 
-def test_full_without_eviction_is_no_room(tmp_path: Path) -> None:
+def test_full_without_eviction_is_no_room(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with valkey.single(tmp_path, *FULL) as node:
         tier = open_tier(parse(f"valkey://127.0.0.1:{node.port}"))
+        assert "once full it takes nothing more; expected allkeys-lru" in tier.health().warning
         statuses = tier.batch_put(filled(*range(40), slot_bytes=1 << 20))
         assert set(statuses) == {OK, NO_ROOM}
         kept = statuses.count(OK)
@@ -151,7 +244,11 @@ def test_full_without_eviction_is_no_room(tmp_path: Path) -> None:
         health = tier.health()
         assert health.ok
         assert health.capacity_bytes == 16 << 20
-        assert "noeviction" in health.note
+        assert "policy is noeviction: it is full and takes nothing more" in health.warning
+        time.sleep(valkeytier.FULL_PAUSE_S)
+        assert tier.batch_put(filled(62, slot_bytes=1 << 20)) == [NO_ROOM]
+        # The library writes of each request that was refused: there was one.
+        assert capfd.readouterr().err.count("OOM") == 1
         tier.delete(parts.names(filled(*range(8))))
         valkey.until(lambda: tier.batch_put(filled(61)) == [OK], 5, "room")
         tier.close()
@@ -169,12 +266,14 @@ def test_full_with_eviction_keeps_the_latest(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    with pytest.raises(TierError, match=r"valkey: 127\.0\.0\.1:\d+: Received error") as caught:
+    refused = r"valkey: 127\.0\.0\.1:\d+: connections are refused"
+    with pytest.raises(TierError, match=refused) as caught:
         open_tier(parse(f"valkey://127.0.0.1:{valkey.free_port()}"))
     assert "\n" not in str(caught.value)
     with valkey.single(tmp_path / "s") as node, pytest.raises(TierError, match="for clusters only"):
         open_tier(parse(f"valkey://127.0.0.1:{node.port}?cluster=yes"))
-    alone = valkey.Node(tmp_path / "c", "--cluster-enabled", "yes")
+    bus = ("--cluster-port", str(valkey.free_port()))
+    alone = valkey.Node(tmp_path / "c", "--cluster-enabled", "yes", *bus)
     try:
         with pytest.raises(TierError, match="expected cluster=yes"):
             open_tier(parse(f"valkey://127.0.0.1:{alone.port}"))
@@ -208,7 +307,8 @@ def test_passwords_by_file_and_environment(tmp_path: Path, monkeypatch: pytest.M
 def user(name: str) -> tuple[str, ...]:
     """What the docs say that a user needs, and no more."""
     commands = (
-        *("+mget", "+mset", "+exists", "+unlink", "+scan", "+info", "+ping", "+hello", "+auth"),
+        *("+mget", "+mset", "+exists", "+touch", "+unlink", "+scan", "+info", "+ping", "+hello"),
+        "+auth",
         *("+client|setname", "+client|setinfo", "+cluster|slots", "+cluster|info", "+asking"),
     )
     return ("--user", name, "on", f">{valkey.PASSWORD}", "~{kvkeep/1/*", *commands)
@@ -222,6 +322,8 @@ def test_a_user_of_a_cluster_needs_little(tmp_path: Path, monkeypatch: pytest.Mo
         assert tier.batch_put(filled(*range(12))) == [OK] * 12
         assert fetched(tier, *range(12)) == [OK] * 12
         assert tier.batch_exists(parts.names(filled(5, 50))) == [True, False]
+        assert isinstance(tier, Touching)
+        assert tier.touch(parts.names(filled(5, 50))) == [OK, ABSENT]
         tier.delete(parts.names(filled(5)))
         assert fetched(tier, 5) == [ABSENT]
         assert tier.health().ok

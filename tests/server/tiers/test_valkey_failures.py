@@ -13,7 +13,7 @@ import pytest
 
 from server.core.tiers.parts import Status
 from server.porter.engines import open_tier
-from server.tiers.interface import Tier, TierError
+from server.tiers.interface import Name, Tier, TierError
 from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled, names
@@ -43,11 +43,16 @@ def timed(what: str, call: Callable[[], T], limit_s: float = CALL_LIMIT_S) -> T:
 def each_call_is_bounded(tier: Tier, when: str) -> None:
     """Nothing answers: everything is an error, none of it long."""
     wanted = names(filled(*NUMBERS))
-    assert not any(timed(f"exists {when}", lambda: tier.batch_exists(wanted), 4.5))
+    timed(f"exists {when}", lambda: unanswered(tier, wanted), 4.5)
     assert timed(f"get {when}", lambda: fetched(tier, *NUMBERS), 4.5) == [ERROR] * len(NUMBERS)
     puts = filled(*range(100, 124))
     assert timed(f"put {when}", lambda: tier.batch_put(puts)) == [ERROR] * len(puts)
     assert not timed(f"health {when}", tier.health, 8).ok
+
+
+def unanswered(tier: Tier, wanted: list[Name]) -> None:
+    with pytest.raises(TierError, match="valkey: "):
+        tier.batch_exists(wanted)
 
 
 def works_again(tier: Tier, what: str, limit_s: float) -> None:

@@ -126,7 +126,9 @@ def test_over_tls_with_its_own_authority(tmp_path: Path, node: valkey.Node) -> N
         assert fetched(tier, 1) == [Status.OK]
         tier.close()
         # Without it, the system's authorities count, and this one is none of them.
-        with pytest.raises(TierError):
+        with pytest.raises(TierError, match=f"localhost:{port}: its certificate is not accepted"):
             open_tier(parse(f"valkey://localhost:{port}?tls=yes"))
-        with pytest.raises(TierError):
+        with pytest.raises(TierError, match=f"localhost:{port}: .* is TLS expected there"):
             open_tier(parse(f"valkey://localhost:{port}"))
+    with pytest.raises(TierError, match=f"valkey: localhost:{port}: connections are refused"):
+        open_tier(parse(f"valkey://localhost:{port}"))

@@ -7,6 +7,7 @@ written; a chunk before the one it continues; a write of a namespace that is sti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,15 @@ from tests.server.core.world import World, config
 Name = tuple[bytes, bytes, int]
 """Fingerprint, key, shard."""
 
-Job = fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth | fx.TierList
+Job = (
+    fx.TierProbe
+    | fx.TierGet
+    | fx.TierPut
+    | fx.TierDrop
+    | fx.TierHealth
+    | fx.TierList
+    | fx.TierTouch
+)
 NO_PARENT = bytes(16)
 
 
@@ -30,6 +39,9 @@ class ModelTier:
     store: set[Name] = field(default_factory=set)
     #: Names that were given to it once and not refused; what it has lost since counts as had.
     had: set[Name] = field(default_factory=set)
+    #: When each was written, read or touched last: a count of such uses.
+    uses: dict[Name, int] = field(default_factory=dict)
+    capacity_bytes: int = 0
     put_status: Status = Status.OK
     is_well: bool = True
     #: Fails every command, as a whole.
@@ -42,6 +54,17 @@ class ModelTier:
     #: Chunks of a page, and pairs still to be told by fingerprint.
     page: int = 3
     lists: dict[bytes, tuple[int, list[bytes]]] = field(default_factory=dict)
+
+    def use(self, names: Sequence[Name]) -> None:
+        """Counts a use of values, one after the other."""
+        first = max(self.uses.values(), default=0) + 1
+        self.uses.update({name: first + at for at, name in enumerate(names)})
+
+    def lose_oldest(self, count: int) -> list[Name]:
+        """Evicts as a tier does that is full."""
+        oldest = sorted(self.store, key=lambda name: self.uses.get(name, 0))[:count]
+        self.store -= set(oldest)
+        return oldest
 
     def listed(self, job: fx.TierList) -> bytes | None:
         """What a TierList is answered with."""
@@ -81,6 +104,7 @@ class TierWorld(World):
         for kind in (fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop, fx.TierHealth):
             self._acts[kind] = self._asked
         self._acts[fx.TierList] = self._asked
+        self._acts[fx.TierTouch] = self._asked
         self._acts[fx.TierKeep] = self._kept
         #: What a next server reads, by tier and namespace: shards, and keys or all.
         self.owed: dict[tuple[int, bytes], tuple[int, bytes]] = {}
@@ -229,9 +253,13 @@ class TierWorld(World):
         job = self.tier_jobs.pop(number)
         tier, job_id = self.tiers[job.tier], fx.JobId(number)
         if isinstance(job, fx.TierHealth):
-            self.core.tier_health(job_id, tier.is_well, len(tier.store), 0, self.now_ns)
+            room = len(tier.store), tier.capacity_bytes
+            self.core.tier_health(job_id, tier.is_well, *room, self.now_ns)
         elif isinstance(job, fx.TierProbe):
             self.core.tier_probed(job_id, None if tier.fails else self.probe(job), self.now_ns)
+        elif isinstance(job, fx.TierTouch):
+            touched = None if tier.fails else self.touch(job)
+            self.core.tier_done(job_id, touched, self.now_ns)
         elif isinstance(job, fx.TierList):
             self.core.tier_done(job_id, tier.listed(job), self.now_ns)
         elif isinstance(job, fx.TierPut):
@@ -239,6 +267,7 @@ class TierWorld(World):
             status = Status.ERROR if tier.fails else tier.put_status
             if status is Status.OK:
                 tier.store |= set(self.names(job))
+                tier.use(self.names(job))
                 tier.had |= set(self.names(job))
                 for row in job.parts:
                     pair = (bytes(job.fingerprint), bytes(row["key"]))
@@ -258,6 +287,13 @@ class TierWorld(World):
                 break
             count += 1
         return count
+
+    def touch(self, job: fx.TierTouch) -> bytes:
+        keys = [job.keys[at : at + 16] for at in range(0, len(job.keys), 16)]
+        names = [(job.fingerprint, key, shard) for key in keys for shard in range(job.shards)]
+        tier = self.tiers[job.tier]
+        tier.use([name for name in names if name in tier.store])
+        return bytes(Status.OK if name in tier.store else Status.ABSENT for name in names)
 
     def _forget(self, job: fx.TierDrop, tier: ModelTier) -> None:
         # Writes that were begun before are over when it takes place.

@@ -20,6 +20,7 @@ from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.config import TierConfig
 from server.core.tiers import demotion, writer
+from server.core.tiers.freshness import ROUND_NS
 from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
 from server.core.tiers.tiers import PUT_SHARE
@@ -82,6 +83,9 @@ class DemotionMachine(RuleBasedStateMachine):
             world.gone(number, life)
         for number in range(len(TIERS)):
             self.recover(number)
+        for engine in self.engines:
+            for shard in self.space.shards_of_rank(engine.rank):
+                engine.save(keys_of(CHAINS[0], 0), shard=shard)
         for _ in range(200):
             world.wait(SECOND)
             self.answer_all()
@@ -92,12 +96,30 @@ class DemotionMachine(RuleBasedStateMachine):
             raise AssertionError("writes never come to rest")
         assert world.core.stats()["pinned_slots"] == 0
         self.check_bits()
+        self.use_all()
         self.engines[0].begin(m.Clear(fingerprint=self.name))
         for _ in range(20):
             world.wait(SECOND)
             self.answer_all()
         for tier in world.tiers:
             assert not any(name[0] == self.name for name in tier.store)
+
+    def use_all(self) -> None:
+        """What is used in L1 is in the tier that everything goes to, whatever that has lost."""
+        world, index = self.world, self.world.core._state.roster.owners[self.name].index
+        world.tiers[0].store -= set(sorted(world.tiers[0].store)[::2])
+        world.wait(ROUND_NS)
+        for name in CHAINS:
+            keys = keys_of(name, 0)
+            keys = keys[: self.engines[0].lookup(keys).ready]
+            for _ in range(12):
+                world.wait(SECOND // 2)
+                self.answer_all()
+            self.engines[0].end()
+            for key in keys:
+                for shard in range(self.space.num_shards):
+                    if index.holds(index.find(key), shard):
+                        assert (self.name, key, shard) in world.tiers[0].store, "lost for good"
 
     def answer_all(self) -> None:
         for job in list(self.world.tier_jobs):
@@ -167,6 +189,11 @@ class DemotionMachine(RuleBasedStateMachine):
         model.put_status = status
         model.fails = fails
         model.is_well = not fails
+
+    @rule(tier=which, number=numbers)
+    def lose_values(self, tier: int, number: int) -> None:
+        store = self.world.tiers[tier].store
+        store -= set(sorted(store)[number % 3 :: 1 + number % 4])
 
     @rule(tier=which)
     def recover(self, tier: int) -> None:

@@ -111,7 +111,7 @@ def test_clear_or_delete_between_two_slices_of_a_piece(tier: TierConfig, is_clea
     world, engine = world_of(tier, space="tp", auto_tiers=False, extents=6, slots=100)
     second = world.engine("a", 1)
     second.register(engine.space)
-    keys = chain("x", 100)
+    keys = chain("x", 60)
     world.give(0, engine, keys)
     engine.lookup(keys)
     seq = query(engine)
@@ -120,7 +120,7 @@ def test_clear_or_delete_between_two_slices_of_a_piece(tier: TierConfig, is_clea
     world.pump()
     (get,) = world.flying(0, fx.TierGet)
     world.answer(get.job)
-    while world.core.stats()["slots_held"] < 64:
+    while world.core.stats()["slots_held"] < 32:
         assert world.core.work(world.now_ns)
     for effect in world.core.take_effects():
         world.perform(effect)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import messages as m
+from protocol.ids import RequestKey
 from server.core import effects as fx
 from server.core.tiers import prefetches
 from tests.server.core.tiers.reading import query, world_of
@@ -152,6 +153,27 @@ def test_new_extents_count_once_every_reader_has_mapped_them() -> None:
     assert engine.answer(seq).ready == 8
     slots = engine.retrieve(keys, engine.answer(seq).lease, 0, 8)
     engine.check_complete(0, slots)
+
+
+def test_what_is_mapped_while_it_is_looked_at_counts() -> None:
+    # A match that began before is short of it, and nothing is unmapped any more.
+    world, engine = world_of(extents=4, slots=4)
+    keys = chain("x", 8)
+    world.auto_map = False
+    engine.save(keys[:4])
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    state = world.core._state
+    (instance,) = state.roster.instances.values()
+    prefetch = state.prefetches.get(instance, RequestKey(1))
+    assert prefetch is not None
+    body = m.QueryPrefetchStatus(session=engine.session, request=1, wait_ms=60_000)
+    seq = engine.send(body)
+    assert prefetch.waiter is not None
+    assert prefetch.waiter.is_matching, "in slices, of which the first is done"
+    engine.report()
+    world.pump()
+    assert engine.answer(seq).ready == 8
 
 
 def test_a_reader_that_maps_nothing_holds_the_answer_to_the_deadline_only() -> None:

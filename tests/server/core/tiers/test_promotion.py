@@ -416,6 +416,21 @@ def test_runs_that_a_stuck_porter_keeps_leave_room_for_others() -> None:
     assert world.core.stats()["promotions_running"] == 0
 
 
+def test_a_tier_that_could_not_be_asked_is_why_and_not_that_nobody_has_it() -> None:
+    world, engine = world_of(*TWO)
+    keys = chain("x", 3)
+    world.tiers[0].fails = True
+    assert engine.lookup(keys).pending == 3
+    assert engine.answer(query(engine)).ready == 0
+    stats = world.core.stats()
+    assert stats["tier_a_up"] == 1, "its breaker stays closed"
+    assert stats["miss_chunks_tier_error"] == 3
+    assert "miss_chunks_cold" not in stats
+    world.give(1, engine, keys[:2])
+    engine.lookup(keys, request=2)
+    assert engine.answer(query(engine, request=2)).ready == 2
+
+
 def test_an_error_of_all_is_no_answer_of_the_tier() -> None:
     world, engine = world_of(auto_tiers=False)
     keys = chain("x", 2)

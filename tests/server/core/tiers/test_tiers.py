@@ -61,7 +61,7 @@ def test_answers_find_their_tier_and_barred_namespaces_end_at_once() -> None:
     assert seen == [1, b"\0\0"]
     state.tiers.probe(first, owner, b"k" * 16, seen.append)
     world.core.tier_probed(fx.JobId(3), None, world.now_ns)
-    assert seen[2:] == [0]
+    assert seen[2:] == [None]
     state.forgetting.clear(owner)
     errors = bytes([Status.ERROR]) * 2
     state.tiers.probe(first, owner, b"k" * 16, seen.append)

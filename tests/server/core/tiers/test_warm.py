@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.ids import Fingerprint
 from server.core.effects import ProcessId
-from server.core.tiers.warm import Segment, Warm, segments
+from server.core.tiers.warm import SHOWN, Segment, Warm, segments
 from tests.server.core.world import chain
 
 ZERO = bytes(16)
@@ -56,6 +56,11 @@ def test_its_end_says_what_went_wrong() -> None:
     assert empty.summary() == "no tier lists anything"
     empty.trouble = "tier a cannot say what it has"
     assert empty.summary() == empty.trouble
+    wrong = job()
+    wrong.fingerprint = Fingerprint(b"n" * 16)
+    wrong.known = dict.fromkeys(Fingerprint(bytes([number]) * 16) for number in range(SHOWN + 2))
+    assert wrong.summary().startswith(f"no tier knows this namespace; known: {'00' * 16}, ")
+    assert wrong.summary().endswith(" and 2 more")
     some = job()
     some.listed = 3
     assert some.summary() == "all that tiers list is there"

@@ -122,7 +122,11 @@ def test_one_namespace_of_several() -> None:
     assert bench.warm(fingerprint=fingerprint(other)).loaded == 4
     assert bench.engine(other).lookup(keys).ready == 4
     assert bench.stats()["namespaces"] == 1
-    assert bench.warm(fingerprint=b"n" * 16).reason == "no tier lists anything"
+    names = ", ".join(fingerprint(space).hex() for space in (PLAIN, other))
+    reason = f"no tier knows this namespace; known: {names}"
+    assert bench.warm(fingerprint=b"n" * 16).reason == reason
+    wanted = bench.warm(fingerprint=b"n" * 16, keys=keys[0])
+    assert wanted.reason == reason
 
 
 def test_one_prefix_whether_or_not_the_tier_can_list() -> None:
@@ -148,7 +152,7 @@ def test_a_prefix_needs_its_namespace() -> None:
     assert bench.operator.error(m.Warm(keys=key)) is ErrorCode.INVALID_ARGUMENT
     odd = m.Warm(fingerprint=fingerprint(PLAIN), keys=key + b"x")
     assert bench.operator.error(odd) is ErrorCode.COUNT_MISMATCH
-    assert bench.warm(fingerprint=b"n" * 16, keys=key).reason == "no tier knows the namespace"
+    assert bench.warm(fingerprint=b"n" * 16, keys=key).reason == "no tier knows this namespace"
 
 
 def test_no_more_bytes_than_wanted() -> None:

@@ -122,6 +122,8 @@ class FaultyFiles(Files):
         self._rules: dict[str, Rule] = {}
         self.calls: dict[str, int] = {}
         self.shortened = 0
+        self.synced: list[str] = []
+        self.small: tuple[int, int] | None = None
 
     def fail(self, call: str, number: int = errno.EIO, skip: int = 0, times: int = 1 << 30) -> None:
         def act() -> None:
@@ -156,9 +158,9 @@ class FaultyFiles(Files):
         half = max(4096, len(buffers[0]) // 2 // 4096 * 4096)
         return [buffers[0][:half]]
 
-    def make_folder(self, path: str) -> None:
+    def make_folder(self, path: str) -> bool:
         self._struck("make_folder")
-        super().make_folder(path)
+        return super().make_folder(path)
 
     def open(self, path: str, flags: int) -> int:
         if flags & os.O_DIRECT:
@@ -184,6 +186,14 @@ class FaultyFiles(Files):
     def sync(self, fd: int) -> None:
         self._struck("sync")
         super().sync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        self.synced.append(path)
+        self._struck("sync_folder")
+        super().sync_folder(path)
+
+    def room(self, path: str) -> tuple[int, int]:
+        return self.small or super().room(path)
 
     def remove(self, path: str) -> None:
         self._struck("remove")

@@ -221,6 +221,33 @@ def test_last_uses_are_noted_when_asked_for() -> None:
     assert name(2) not in noted
 
 
+def test_last_uses_are_noted_a_few_at_a_time() -> None:
+    waited: list[int] = []
+    held: list[bytes] = []
+
+    def note(one: bytes, entry: Entry | None) -> None:
+        held.append(one)
+
+    class Lock:
+        """Notes how much was written under it each time."""
+
+        def __enter__(self) -> None:
+            held.clear()
+
+        def __exit__(self, *exc_info: object) -> None:
+            waited.append(len(held))
+
+    catalog = Catalog(1, 1 << 20, note)
+    catalog.add(segment(1, 600))
+    for number in range(600):
+        store(catalog, number)
+        catalog.touch(name(number), 1)
+    catalog.lock = Lock()  # type: ignore[assignment]
+    catalog.note_uses()
+    assert sum(waited) == 600
+    assert max(waited) <= 256
+
+
 def test_victims_are_chosen_many_at_a_time_and_still_the_oldest() -> None:
     count = 10 * catalogs.VICTIMS_SHARE
     catalog, _ = made(count)
@@ -308,6 +335,18 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+
+
+def test_namespaces_are_those_that_have_a_value() -> None:
+    catalog, _ = made(8)
+    for number, space in enumerate([0, 255, 255, 7]):
+        place = catalog.take(SLOT)
+        assert place is not None
+        catalog.publish(name(number, space), place, 0)
+    assert catalog.namespaces() == {bytes(16), b"\xff" * 16, b"\7" * 16}
+    catalog.clear(b"\7" * 16)
+    assert catalog.namespaces() == {bytes(16), b"\xff" * 16}
+    assert made(4)[0].namespaces() == set()
 
 
 def test_the_hottest_are_those_used_last_and_in_a_span_those_used_most() -> None:

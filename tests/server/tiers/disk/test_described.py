@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -73,3 +74,16 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         made(tmp_path, files=Full()).keep(FINGERPRINT, b"new")
     assert made(tmp_path).text(FINGERPRINT) == b"old"
     assert os.listdir(tmp_path / FOLDER) == [FINGERPRINT.hex()]
+
+
+def test_what_was_kept_is_written_again_into_a_folder_that_is_made_anew(tmp_path: Path) -> None:
+    here = made(tmp_path, max_bytes=3 * 4096)
+    names = [bytes([number]) * 16 for number in range(5)]
+    for name in names:
+        here.keep(name, b"x")
+    here.forget(names[3])
+    here.remember(OTHER, b"y")
+    shutil.rmtree(tmp_path / FOLDER)
+    here.restore()
+    assert set(here.all()) == {names[2], names[4], OTHER}, "the latest, as many as have room"
+    assert here.text(OTHER) == b"y"

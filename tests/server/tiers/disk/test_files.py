@@ -81,6 +81,23 @@ def test_o_direct_if_it_is_there(tmp_path: Path) -> None:
         open_direct(files, str(tmp_path / "b"), flags)
 
 
+def test_a_folder_that_cannot_be_synced_is_an_error_and_one_that_never_can_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Files().sync_folder(str(tmp_path))
+    number = errno.EINVAL
+
+    def fsync(fd: int) -> None:
+        assert os.path.samestat(os.fstat(fd), os.stat(tmp_path))
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Files().sync_folder(str(tmp_path))
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        Files().sync_folder(str(tmp_path))
+
+
 def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -31,6 +31,7 @@ from tests.server.tiers.disk.rig import (
     name_of,
     put,
 )
+from tests.wire.process import wait_until
 
 SIZE = 16 * MIB
 BIG = 65_536
@@ -207,6 +208,11 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(TierError, match=r"file/l2: Not a directory$"):
         SharedTier(str(tmp_path / "file" / "l2"), SIZE, "disk")
+    with pytest.raises(TierError, match=r"/file: it is there and is no folder$"):
+        SharedTier(str(tmp_path / "file"), SIZE, "disk")
+    with pytest.raises(TierError, match=f"{tmp_path / 'nvme'} is not there, "):
+        SharedTier(str(tmp_path / "nvme" / "l2"), SIZE, "disk")
+    assert not (tmp_path / "nvme").exists()
 
 
 def test_a_value_longer_than_the_folder_has_no_room(opened: Open) -> None:
@@ -279,6 +285,10 @@ def test_what_namespaces_are_is_shared_and_goes_with_them(opened: Open, tmp_path
     there.clear(FINGERPRINT)
     assert here.namespaces() == []
     assert here.namespace(FINGERPRINT) == b""
+    put(here, 2, fingerprint=OTHER)
+    assert there.namespaces() == [OTHER], "nobody described it, and it can be cleared"
+    shutil.rmtree(tmp_path / "l2")
+    assert there.namespaces() == []
 
 
 @pytest.mark.parametrize("call", ["rename", "remove"])
@@ -293,3 +303,22 @@ def test_what_cannot_be_forgotten_is_told(opened: Open, call: str) -> None:
         tier.clear(FINGERPRINT) if call == "rename" else tier.delete([one.name])
     files.heal()
     assert tier.batch_exists([one.name]) == [True]
+
+
+def test_what_was_forgotten_is_forgotten_on_the_disk_too(opened: Open, tmp_path: Path) -> None:
+    files, root = FaultyFiles(), str(tmp_path / "l2")
+    tier = opened(files=files)
+    one, two = filled(1), filled(2)
+    assert set(tier.batch_put([one, two])) == {Status.OK}
+    tier.delete([one.name])
+    assert files.synced == [os.path.join(root, FINGERPRINT.hex(), one.name.key.hex()[:2])]
+    files.fail("sync_folder", times=1)
+    with pytest.raises(OSError, match="Input/output"):
+        tier.clear(FINGERPRINT)
+    files.synced.clear()
+    tier.clear(FINGERPRINT)  # finds nothing to rename, and syncs what the first one did
+    assert files.synced == [root]
+    assert wait_until(lambda: not list(Path(root).glob(".cleared-*")))
+    shutil.rmtree(root)
+    tier.clear(FINGERPRINT)
+    tier.delete([two.name])

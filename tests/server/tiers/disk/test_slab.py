@@ -293,8 +293,13 @@ def test_a_truncated_file_is_a_miss_and_heals(opened: Open, tmp_path: Path) -> N
 def test_a_vanished_folder_is_made_anew(opened: Open, tmp_path: Path) -> None:
     tier = opened()
     put(tier, 0)
+    tier.keep_namespace(FINGERPRINT, b"what it is")
     shutil.rmtree(tmp_path / "l2")
+    tier.keep_namespace(OTHER, b"told meanwhile")
     assert tier.health().ok
+    assert tier.troubles.of("made anew") == 1
+    assert tier.namespace(FINGERPRINT) == b"what it is", "nobody tells it once more"
+    assert tier.namespace(OTHER) == b"told meanwhile"
     assert get(tier, 0) is Status.ABSENT
     assert put(tier, 0) == {Status.OK}
     assert get(tier, 0) is Status.OK
@@ -327,6 +332,33 @@ def test_a_folder_that_cannot_be_is_an_error_in_one_line(tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     with pytest.raises(TierError, match=r"file/l2: Not a directory$"):
         SlabTier(str(tmp_path / "file" / "l2"), SIZE, "disk")
+    with pytest.raises(TierError, match=r"/file: it is there and is no folder$"):
+        SlabTier(str(tmp_path / "file"), SIZE, "disk")
+
+
+def test_folders_above_it_are_not_made(opened: Open, tmp_path: Path) -> None:
+    mounted = tmp_path / "nvme"
+    with pytest.raises(TierError, match=f"{mounted} is not there, .* not mounted"):
+        SlabTier(str(mounted / "l2"), SIZE, "disk")
+    mounted.mkdir()
+    tier = SlabTier(str(mounted / "l2"), SIZE, "disk")
+    put(tier, 0)
+    mounted.rename(tmp_path / "away")
+    assert "not mounted" in tier.health().note
+    assert not mounted.exists()
+    (tmp_path / "away").rename(mounted)
+    assert tier.health().ok
+    assert get(tier, 0) is Status.OK
+    tier.close()
+
+
+def test_a_size_beyond_the_file_system_is_said_and_what_is_there_is_used(opened: Open) -> None:
+    files = FaultyFiles()
+    files.small = (8 * MIB, 2 * MIB)
+    tier = opened(size=64 << 30, files=files)
+    assert "l2: size=64 GiB, and its file system has 8 MiB in all" in tier.health().warning
+    assert put(tier, 0) == {Status.OK}
+    assert get(tier, 0) is Status.OK
 
 
 def test_files_are_for_this_user_alone(opened: Open, tmp_path: Path) -> None:
@@ -369,54 +401,3 @@ def test_many_threads_never_see_anothers_bytes(opened: Open, tmp_path: Path) -> 
     assert wrong == []
     assert disk_use(tmp_path / "l2") <= SIZE
     assert tier.troubles.line().count("errors") == 0
-
-
-def test_it_lists_what_was_used_last_and_peeks_without_using_it(opened: Open) -> None:
-    tier = opened()
-    assert put(tier, *range(6)) == {Status.OK}
-    assert put(tier, 9, fingerprint=OTHER) == {Status.OK}
-    assert tier.batch_put([filled(20, shard=1)]) == [Status.OK]
-    listed = [name_of(number).key for number in reversed(range(6))]
-    assert tier.hottest(FINGERPRINT, 0, 100) == listed
-    assert tier.hottest(FINGERPRINT, 1, 100) == [name_of(20).key]
-    assert tier.hottest(FINGERPRINT, 0, 2) == listed[:2]
-    assert tier.hottest(bytes(16), 0, 100) == []
-    header = tier.peek(name_of(0))
-    assert header == bytes(filled(0).header)
-    assert values.parent_of(header, name_of(0)) == PARENT
-    assert tier.peek(name_of(77)) == b""
-    assert tier.hottest(FINGERPRINT, 0, 100) == listed
-    assert get(tier, 2) is Status.OK
-    assert tier.hottest(FINGERPRINT, 0, 1) == [name_of(2).key]
-
-
-def test_what_namespaces_are_outlives_the_porter_and_goes_with_them(opened: Open) -> None:
-    tier = opened()
-    tier.keep_namespace(FINGERPRINT, b"one")
-    tier.keep_namespace(OTHER, b"two")
-    put(tier, 1)
-    tier.close()
-    again = opened()
-    assert set(again.namespaces()) == {FINGERPRINT, OTHER}
-    assert again.namespace(OTHER) == b"two"
-    assert again.hottest(FINGERPRINT, 0, 5) == [name_of(1).key]
-    again.clear(OTHER)
-    assert again.namespaces() == [FINGERPRINT]
-    assert again.namespace(OTHER) == b""
-
-
-def test_a_lost_folder_lists_nothing_and_a_broken_disk_says_so(
-    opened: Open, tmp_path: Path
-) -> None:
-    files = FaultyFiles()
-    tier = opened(files=files)
-    put(tier, 1)
-    files.fail("preadv")
-    with pytest.raises(OSError):
-        tier.peek(name_of(1))
-    files.heal()
-    assert tier.peek(name_of(1))  # nothing is left pinned or forgotten
-    shutil.rmtree(tmp_path / "l2")
-    assert tier.namespaces() == []
-    tier.keep_namespace(FINGERPRINT, b"one")
-    assert not (tmp_path / "l2").exists()

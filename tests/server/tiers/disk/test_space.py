@@ -106,6 +106,19 @@ def test_a_full_file_system_is_asked_again_after_a_while(rig: Rig) -> None:
     rig.space.close()
 
 
+def test_a_segment_is_shorter_where_the_file_system_has_less_room(rig: Rig) -> None:
+    rig.files.small = (16 * MIB, 8 * SLOT)
+    assert rig.store() is Status.OK
+    assert [segment.count for segment in rig.catalog.segments.values()] == [6]
+    rig.files.small = (16 * MIB, 0)
+    rig.files.fail("allocate", errno.ENOSPC)
+    for _ in range(5):
+        assert rig.store() is Status.OK
+    assert rig.store() is Status.OK, "another value's"
+    assert rig.troubles.of("disk full") == 1
+    rig.space.close()
+
+
 def test_a_folder_in_trouble_is_an_error(rig: Rig) -> None:
     rig.files.fail("open", errno.EROFS)
     assert rig.store() is Status.ERROR
