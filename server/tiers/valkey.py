@@ -319,7 +319,9 @@ def _judged(infos: list[bytes], wanted_bytes: int) -> _Judged:
             f"valkey: maxmemory-policy is {', '.join(sorted(policies))}: {when} takes nothing "
             "more; expected allkeys-lru"
         )
-    return _Judged(True, used_bytes, capacity_bytes, note, note, num_full == len(infos))
+    return _Judged(
+        True, used_bytes, capacity_bytes, note, warning=note, is_full=num_full == len(infos)
+    )
 
 
 def _keys(name: Name) -> list[bytes]:

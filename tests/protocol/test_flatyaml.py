@@ -10,7 +10,8 @@ from protocol.flatyaml import scalars
 
 def test_scalars_are_read_and_the_rest_is_passed_over() -> None:
     text = (
-        "# comment: x\nurl: ipc:///a#b  # trailing\nquoted: 'a # b'\nnone: ~\nempty:\nnothing: null\n"
+        "# comment: x\nurl: ipc:///a#b  # trailing\nquoted: 'a # b'\n"
+        "none: ~\nempty:\nnothing: null\n"
         '  nested: 1\nno colon\nurl:notakey\n"\n- item: 1\nlast: "x" # said\nbare: # only this\n'
     )
     assert scalars(text) == {
