@@ -34,6 +34,10 @@ setup: $(STAMP) ## build .venv with everything the other targets need
 
 # Re-made when the dependencies or this file change; pip then finds most of it in place.
 $(STAMP): pyproject.toml Makefile
+	@test ! -L $(VENV) || { \
+	  echo "make: $(VENV) is a link to $$(readlink $(VENV)), which is older than pyproject.toml or Makefile here:"; \
+	  echo "      making it anew would have it run this tree instead of its own. Remove the link first."; \
+	  exit 1; } >&2
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "make: '$(PYTHON)' was not found. Install Python 3.10 or newer (Debian and Ubuntu:"; \
 	  echo "      apt-get install python3 python3-venv), or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
