@@ -15,9 +15,9 @@ from protocol.errors import ConfigError
 from protocol.figures import FAMILIES, FIGURES, TIER_FIGURES, find
 from server import asking, config
 from server.cli.launch import command
-from server.lmcachenames import FLAGS
 from server.core.tiers.misses import Miss
 from server.core.tiers.parts import Status
+from server.lmcachenames import FLAGS
 from tests.repository import tree
 from tests.wire.client import Engine
 from tests.wire.process import ROOT, ServerProcess
