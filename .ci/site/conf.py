@@ -20,5 +20,6 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 highlight_language = "text"
 html_theme_options = {"top_of_page_buttons": []}
