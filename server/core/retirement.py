@@ -73,6 +73,8 @@ class Retirement:
             due.sort(key=lambda one: self._idle_ns(one, now_ns), reverse=True)
             self._outbox.counters["retired_namespaces"] += 1
             self._outbox.counters["retired_chunks"] += self._operations.retire(due[0])
+            # What somebody still maps outlives this: then it is the others' turn, not its again.
+            due[0].kept_ns = now_ns
         self._look_again(NEXT_NS if len(due) > 1 else self._pause_ns)
 
     def _idle_ns(self, owner: Owner, now_ns: int) -> int:

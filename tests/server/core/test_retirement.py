@@ -101,3 +101,18 @@ def test_without_a_time_to_live_nothing_is_looked_at() -> None:
     pass_time(world, 1000 * HOUR)
     assert held(world) == {"old"}
     assert not any(isinstance(one, fx.DropNamespace) for one in world.log)
+
+
+def test_one_that_cannot_go_yet_holds_up_no_other() -> None:
+    world = World(config(extents=8, namespace_ttl_s=60), check=False)
+    saved(world, "old").die()
+    owner = next(iter(world.core._state.roster.owners.values()))
+    for extent in (one for extents in owner.extents for one in extents):
+        extent.sealed = True  # as if a process of a former server still had it
+    world.step(SECOND)
+    saved(world, "new").die()
+    pass_time(world, 100 * SECOND)
+    assert held(world) == {"old"}
+    assert world.core.stats()["retired_namespaces"] == 2
+    pass_time(world, 500 * SECOND)
+    assert world.core.stats()["retired_namespaces"] <= 2 + 10
