@@ -127,8 +127,9 @@ class Allotment:
             yield from self._reclaimer.trim(owner)
         for account in self._salts_over():
             for name in list(account.held_in):
-                owner = self._roster.owners[name]
-                while self._evict(owner, account):
+                # A namespace may go as a whole while another one's chunks do in slices.
+                owner = self._roster.owners.get(name)
+                while owner is not None and self._evict(owner, account):
                     yield MORE
         self._is_running = False
         if not self._timer and (self._over() or self._salts_over()):

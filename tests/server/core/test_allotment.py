@@ -85,3 +85,25 @@ def test_the_settings_hold_before_what_was_kept() -> None:
     assert rows == {SALT: 3, b"u" * 16: arena - 3}
     with pytest.raises(RequestError, match="are left"):
         world.core.allot([salt_change(OTHER, arena)], [])
+
+
+def test_a_namespace_that_goes_meanwhile_ends_no_enforcement() -> None:
+    world = World(config(extents=48, slots=64))
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace("a"))
+    b.register(namespace("b"))
+    a.tenant = b.tenant = SALT
+    allot(a, SALT, 0, 2500)
+    world.check = False  # after each slice that takes most of the time
+    for number in range(30):
+        a.save(chain(f"a{number}", 60))
+    b.save(chain("b", 60))
+    b.die()
+    state = world.core._state
+    state.allotment.change(salt_change(SALT, 0, 10))
+    for _ in range(3):
+        world.core.work(world.now_ns)
+    state.operations.retire(state.roster.owners[fingerprint(b.space)])
+    world.pump()  # raises what the server noted as a fault of its own
+    assert fingerprint(b.space) not in state.roster.owners
+    assert state.accounts.by_number[1].held_bytes == 10 * PAGE
