@@ -21,6 +21,10 @@ SETTLE_S = 60.0
 """What was sent before a store answered has come by then, or never will: its connection is closed,
 and the kernel tries what it still has of one again and again, but no longer than that."""
 
+KEPT_S = 3600.0
+"""So long a doubt is kept after that, if there is room: a removal in many calls that was begun
+before may end later, and must be done again."""
+
 LIMIT = 4096
 """Names in doubt; with more of them everything is."""
 
@@ -75,6 +79,8 @@ class Doubts:
     def note(self, names: Iterable[Name]) -> None:
         """Puts ended without the store's word that they are done, or are not."""
         with self._lock:
+            if len(self._doubts) >= self._limit:
+                self._forget_settled(0.0)
             for name in names:
                 is_known = name in self._doubts or len(self._doubts) < self._limit
                 self._doubts[name if is_known else _ANY] = Doubt()
@@ -83,11 +89,16 @@ class Doubts:
         """The store answers, all of it: what was sent before comes soon or never."""
         with self._lock:
             now_s = self._clock()
-            for name, doubt in list(self._doubts.items()):
+            for doubt in self._doubts.values():
                 if doubt.since_s is None:
                     doubt.since_s = now_s
-                elif now_s >= doubt.since_s + self._settle_s:
-                    del self._doubts[name]
+            self._forget_settled(KEPT_S)
+
+    def _forget_settled(self, kept_s: float) -> None:
+        before_s = self._clock() - self._settle_s - kept_s
+        for name, doubt in list(self._doubts.items()):
+            if doubt.since_s is not None and doubt.since_s <= before_s:
+                del self._doubts[name]
 
     @contextmanager
     def removal(self, kind: str, concerns: Callable[[Name], bool]) -> Iterator[Removal]:

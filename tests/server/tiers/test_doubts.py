@@ -127,3 +127,28 @@ def test_with_too_many_names_everything_is_in_doubt() -> None:
     assert not store.delete(OTHER)
     store.now_s += SETTLE_S
     assert store.delete(OTHER)
+
+
+def test_a_removal_in_several_calls_outlives_no_doubt() -> None:
+    """What came while it went on lies behind it, though the store was well for long since."""
+    store = Store()
+    store.doubts.note([ONE])
+    store.doubts.answered()
+    begun_s, store.now_s = store.now_s, store.now_s + SETTLE_S + 1.0
+    store.doubts.answered()
+    with (
+        pytest.raises(TierError, match=AGAIN),
+        store.doubts.removal("kind", lambda name: True) as removal,
+    ):
+        removal.begun_s = begun_s
+    assert store.clear()
+
+
+def test_settled_doubts_make_room_for_others() -> None:
+    store = Store(limit=2)
+    store.doubts.note([ONE, TWO])
+    store.doubts.answered()
+    store.now_s += SETTLE_S
+    store.doubts.note([OTHER])
+    assert store.clear()
+    assert not store.delete(OTHER)
