@@ -189,13 +189,18 @@ class Reclaimer:
         slots, owner = self._arena.slots, extent.owner
         self._dropped.clear()
         begin, end = extent.base, extent.base + extent.geometry.num_slots
+        cost = 0
         # Chains were stored in ascending slots, so this way round the walks down are short.
-        for number, slot in enumerate(range(end - 1, begin - 1, -1)):
-            if number % WALK_BLOCKS == WALK_BLOCKS - 1:
+        for slot in range(end - 1, begin - 1, -1):
+            if cost >= WALK_BLOCKS:
+                cost = 0
                 self._void(owner)
                 yield MORE
+            cost += 1
             if slots.state_of[slot] != HELD:
                 continue
+            # Most walks drop one leaf, and ``peel`` counts those of one walk only.
+            cost += WALK_BLOCKS // 32
             if self._arena.is_cleared(owner, slot):
                 self._arena.forget(slot)
             else:

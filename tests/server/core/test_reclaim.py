@@ -288,3 +288,17 @@ def test_a_full_tmpfs_is_an_answer_and_is_tried_again_later() -> None:
     world.auto_extents = True
     world.step(2 * SECOND)
     assert a.save(keys) == 6
+
+
+def test_an_extent_is_emptied_a_few_chunks_at_a_time() -> None:
+    world = World(config(extents=2, slots=600))
+    a = world.engine("a", pages=600)
+    a.register(namespace())
+    assert a.save(chain("x", 600)) == 600
+    state = world.core._state
+    extent = min(state.arena.extents.values(), key=lambda one: one.extent)
+    before = extent.num_held
+    for _ in state.reclaimer._empty(extent):
+        assert before - extent.num_held <= 32
+        before = extent.num_held
+    assert not before
