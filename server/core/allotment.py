@@ -128,8 +128,10 @@ class Allotment:
         for account in self._salts_over():
             for name in list(account.held_in):
                 # A namespace may go as a whole while another one's chunks do in slices.
-                owner = self._roster.owners.get(name)
-                while owner is not None and self._evict(owner, account):
+                if name not in self._roster.owners:
+                    continue
+                owner = self._roster.owners[name]
+                while self._evict(owner, account):
                     yield MORE
         self._is_running = False
         if not self._timer and (self._over() or self._salts_over()):
