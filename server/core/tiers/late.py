@@ -24,11 +24,13 @@ class Late:
     Attributes:
         note: counts it, with the reason; None where no tier has the chunks.
         is_patient: nothing is evicted for it.
+        tenant: nobody's, since nothing is stored for it.
         flow: for nobody.
     """
 
     note: Callable[[Miss | None], None]
     is_patient: bool = True
+    tenant: bytes = b""
     flow: None = None
 
     def moved(self, run: Run) -> bool:
