@@ -47,8 +47,7 @@ class SendReply(NamedTuple):
     """Send one frame to a ZMQ peer, without blocking; a tuple, as there are so many.
 
     Attributes:
-        peer: whom.
-        frame: the reply.
+        peer, frame: whom, and the reply.
         op: which operation it answers.
         begun_ns: when the request came; 0 for what was refused before.
     """

@@ -25,8 +25,8 @@ ABSENT = -1
 """A cell without a slot, and a link that leads nowhere."""
 
 FIRST_ROOM, SMALL_ROOM = 256, 8192
-"""Nodes that an index is made for at first, and up to which number it doubles: that copies half a
-megabyte at most. Then it is made for all that may come."""
+"""Nodes of a new index, and up to which it doubles, which copies half a megabyte at most; then it is
+made for all that may come."""
 
 _KEY_DTYPE = np.dtype((np.void, ID_BYTES))
 _LINKS = (
@@ -216,13 +216,11 @@ class ChunkIndex:
         column["parent"][nodes[1:]] = nodes[:-1]
         column["first_child"][nodes[:-1]] = nodes[1:]
         column["first_child"][nodes[-1]] = ABSENT
-        column["previous"][nodes] = ABSENT
-        column["next"][nodes] = ABSENT
-        column["locks"][nodes] = 0
-        column["used"][nodes] = 0
-        column["uses"][nodes] = 0
+        for link in ("previous", "next"):
+            column[link][nodes] = ABSENT
+        for count_of in ("locks", "used", "uses", "seen"):
+            column[count_of][nodes] = 0
         column["account"][nodes] = account
-        column["seen"][nodes] = 0
         column["missing"][nodes] = self._num_full
         depth = 0 if parent == ROOT else self.depth[parent] + 1
         column["depth"][nodes] = np.arange(depth, depth + count)
@@ -265,14 +263,7 @@ class ChunkIndex:
         return leaves.tolist(), nodes[missing[nodes] > 0].tolist()
 
     def remove(self, node: int) -> int:
-        """Removes a node that has neither cells nor children.
-
-        Args:
-            node: which.
-
-        Returns:
-            Its parent, or ROOT.
-        """
+        """Removes a node that has neither cells nor children; returns its parent, or ROOT."""
         parent, previous, following = self.parent[node], self.previous[node], self.next[node]
         if previous != ABSENT:
             self.next[previous] = following

@@ -34,6 +34,12 @@ FOREIGN = {
     "valkey-server": "tests/stores/valkey.py",
     "mooncake_master": "tests/stores/mooncake.py",
     "mooncake_client": "tests/stores/mooncake.py",
+    "weed": "tests/stores/s3.py",
+    "export": "the shell's own",
+    "cat": "writes a file for the next line",
+    "mkdir": "makes a folder for the next line",
+    "sleep": "waits",
+    "echo": "writes a line for a file or a program",
     "make": "tests/repository/test_documents.py sees the targets; .ci/run and make slow run them",
 }
 SHELL = ("", "console", "sh", "bash")
@@ -47,7 +53,8 @@ SHOWN = (
 def blocks(page: str) -> Iterator[str]:
     for indent, language, text in re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", page, re.M | re.S):
         if language in SHELL and not re.match(rf" *(?:{SHOWN})", text):
-            yield re.sub(rf"^{indent}", "", text, flags=re.M).replace("\\\n", " ")
+            text = re.sub(rf"^{indent}", "", text, flags=re.M).replace("\\\n", " ")
+            yield re.sub(r"<<(\w+)\n.*?^\1$", "", text, flags=re.M | re.S)
 
 
 def command_lines(page: str) -> Iterator[str]:

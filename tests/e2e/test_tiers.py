@@ -151,7 +151,7 @@ def test_what_a_folder_lost_is_written_again_when_l1_uses_it(
         with TierEngine(server) as engine:
             assert engine.fetch(keys) == CHAIN
         assert wait_until(lambda: sum(one.is_file() for one in values.rglob("*")) == CHAIN)
-        assert counters(server)["tier_disk_lost"] == CHAIN
+        assert counters(server)["tier_disk_values_lost"] == CHAIN
 
 
 def test_clear_of_all_reaches_what_only_a_disk_has(

@@ -265,7 +265,7 @@ class Freshness:
         if gone.any():
             slots = index.cells[question.nodes[lives]][gone]
             self._table.tiers[slots] &= np.uint8(~tier.bit & 0xFF)
-            tier.count("lost", int(gone.sum()))
+            tier.count("values_lost", int(gone.sum()))
             if tier.policy is not Policy.ON_EVICT:
                 question.writer.offer(noted.owner, question.nodes[lives][gone.any(axis=1)])
 

@@ -86,7 +86,7 @@ def test_what_a_store_lost_is_written_again_when_it_is_used(policy: Policy) -> N
     engine.lookup(keys, request=2)
     world.wait(SECOND)
     assert kept(world) == set(keys), "what nobody uses is not looked after"
-    assert world.core.stats()["tier_t_lost"] == 6
+    assert world.core.stats()["tier_t_values_lost"] == 6
 
 
 def test_what_a_cleaner_wrote_and_the_store_lost_is_written_ahead_of_eviction_again() -> None:
