@@ -25,8 +25,8 @@ ABSENT = -1
 """A cell without a slot, and a link that leads nowhere."""
 
 FIRST_ROOM, SMALL_ROOM = 256, 8192
-"""Nodes of a new index, and up to which it doubles, which copies half a megabyte at most; then it is
-made for all that may come."""
+"""Nodes of a new index, and up to which it doubles, copying half a megabyte at most; then it gets
+room for all that may come."""
 
 _KEY_DTYPE = np.dtype((np.void, ID_BYTES))
 _LINKS = (
