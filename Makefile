@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile $(if $(SEED),--hypothesis-s
 SOURCES := protocol server adapter tests deploy .ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node demo test slow soak chaos fuzz bench bench-agentic gpu lint format clean
+.PHONY: help setup node demo test slow soak chaos fuzz bench bench-agentic gpu docs lint format clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -34,6 +34,10 @@ setup: $(STAMP) ## build .venv with everything the other targets need
 
 # Re-made when the dependencies or this file change; pip then finds most of it in place.
 $(STAMP): pyproject.toml Makefile
+	@test ! -L $(VENV) || { \
+	  echo "make: $(VENV) is a link to $$(readlink $(VENV)), which is older than pyproject.toml or Makefile here:"; \
+	  echo "      making it anew would have it run this tree instead of its own. Remove the link first."; \
+	  exit 1; } >&2
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "make: '$(PYTHON)' was not found. Install Python 3.10 or newer (Debian and Ubuntu:"; \
 	  echo "      apt-get install python3 python3-venv), or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
@@ -103,6 +107,10 @@ bench-agentic: setup ## twelve agents, twelve turns, one cache: build/agentic.js
 
 gpu: ## what only a GPU can prove, on this machine's GPU: build/gpu.json (6 minutes)
 	@bash tests/gpu/run.sh
+
+docs: setup ## the documents as a site, each link checked: build/site/index.html
+	@mkdir -p build
+	@$(PY) .ci/build_site.py build/site
 
 lint: setup ## format, lint, types, import contracts
 	@$(VENV)/bin/ruff format --check $(SOURCES)

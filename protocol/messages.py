@@ -47,6 +47,9 @@ PageBlob = Annotated[bytes, Meta(min_length=4, max_length=limits.MAX_BLOCKS_PER_
 OptionalId = Annotated[bytes, Meta(max_length=ID_BYTES)]
 """A 16-byte id or the empty string; checked where it is used."""
 
+MAX_STOP_REASON = 65_535
+"""Largest number that a stop reason may ever have."""
+
 
 class Op(IntEnum):
     """Operation numbers; a number, once published, keeps its meaning for ever."""
@@ -81,7 +84,10 @@ class Op(IntEnum):
 
 
 class StopReason(IntEnum):
-    """Why a STORE or COMMIT covered less than was asked."""
+    """Why a STORE or COMMIT covered less than was asked.
+
+    Numbers that a later minor version may have read as a member named OTHER with that number.
+    """
 
     NONE = 0
     BUSY = 1
@@ -89,6 +95,14 @@ class StopReason(IntEnum):
     NO_ROOM = 3
     CLEARED = 4
     COPY_FAILED = 5
+
+    @classmethod
+    def _missing_(cls, value: object) -> StopReason | None:
+        if not isinstance(value, int) or not 0 <= value <= MAX_STOP_REASON:
+            return None
+        other = int.__new__(cls, value)
+        other._name_, other._value_ = "OTHER", value
+        return other
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

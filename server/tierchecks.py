@@ -7,6 +7,7 @@ the porter alone. Must not know: engines. Runs in: the main process, at start; t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ def check(specs: Sequence[TierSpec]) -> None:
             _check_file(spec, "ca", spec.text("ca"), is_secret=False)
         if spec.credentials:
             _check_file(spec, "credentials", spec.credentials, is_secret=True)
+        if spec.keys:
+            _check_keys(spec)
 
 
 def _check_endpoint(spec: TierSpec) -> None:
@@ -44,6 +47,15 @@ def _check_endpoint(spec: TierSpec) -> None:
     if is_clear and not spec.flag("insecure"):
         what = "it would carry all values in the clear; expected https://, or insecure=yes"
         raise _wrong(spec, f"endpoint={endpoint}: {what}")
+
+
+def _check_keys(spec: TierSpec) -> None:
+    _check_file(spec, "keys", spec.keys, is_secret=True)
+    if os.stat(spec.keys).st_uid not in (os.geteuid(), 0):
+        raise _wrong(spec, f"keys={spec.keys}: it is neither this user's nor root's")
+    if importlib.util.find_spec("cryptography") is None:
+        what = "the package cryptography is missing: pip install 'kvkeep[encryption]'"
+        raise _wrong(spec, f"keys={spec.keys}: {what}")
 
 
 def _check_file(spec: TierSpec, option: str, path: str, is_secret: bool) -> None:

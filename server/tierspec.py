@@ -28,7 +28,7 @@ MIN_BANDWIDTH_BYTES_S = 32 * MIB
 
 _MAX_CONCURRENCY = 64
 _MAX_USES = 1_000_000
-_COMMON = ("policy", "concurrency", "bandwidth", "name", "credentials")
+_COMMON = ("policy", "concurrency", "bandwidth", "name", "credentials", "keys")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,15}")
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,19}")
 _AFTER = re.compile(r"after-([0-9]{1,7})-uses")
@@ -49,6 +49,7 @@ class TierSpec:
         concurrency: threads of the porter.
         bandwidth_bytes_s: most bytes a second each way, 0 for no bound.
         credentials: file to read them from, or empty for the environment.
+        keys: file of the keys that values are encrypted with, or empty for values as they are.
         options: of its kind, all of them.
     """
 
@@ -60,6 +61,7 @@ class TierSpec:
     concurrency: int = CONCURRENCY
     bandwidth_bytes_s: int = 0
     credentials: str = ""
+    keys: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def text(self, option: str) -> str:
@@ -122,6 +124,7 @@ def _parse(url: str) -> TierSpec:
         concurrency=_concurrency(kind, common.get("concurrency", str(CONCURRENCY))),
         bandwidth_bytes_s=_bandwidth(kind, bandwidth) if bandwidth else 0,
         credentials=_credentials(kind, common.get("credentials", "")),
+        keys=_keys(kind, common.get("keys", "")),
         options=_of_kind(kind, given),
     )
 
@@ -285,6 +288,10 @@ def _credentials(kind: str, text: str) -> str:
     if not KINDS[kind].has_credentials:
         raise _wrong(f"{KEY}: {kind}: it takes no credentials; leave the option out")
     return secret_path(f"{KEY}: {kind}: credentials", text)
+
+
+def _keys(kind: str, text: str) -> str:
+    return secret_path(f"{KEY}: {kind}: keys", text) if text else ""
 
 
 def _decoded(kind: str, text: str) -> str:

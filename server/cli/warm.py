@@ -116,7 +116,12 @@ def command(
         raise SystemExit(EXIT_CONFIG) from None
     side_path = settings.endpoint.side_path(settings.runtime_dir)
     goal = Goal(fingerprint, wanted, max_bytes)
-    raise SystemExit(_run(side_path, settings.endpoint.url, goal, wait_s, as_json))
+    try:
+        code = _run(side_path, settings.endpoint.url, goal, wait_s, as_json)
+    except KeyboardInterrupt:  # while it waited for a server
+        click.echo("kvkeep: not warmed: interrupted", err=True)
+        code = EXIT_INTERRUPTED
+    raise SystemExit(code)
 
 
 @dataclass(frozen=True)
@@ -183,21 +188,21 @@ def _warm(asker: Asker, goal: Goal, as_json: bool) -> int:
                     raise
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    whole = _together(done)
+    whole = _together(done, "interrupted" if code else "no prompt has one whole chunk")
     if not whole.listed and not code:
         code = EXIT_NOTHING
     _tell(whole, time.monotonic() - start_s, as_json)
     return code
 
 
-def _together(done: list[WarmStatusReply]) -> WarmStatusReply:
-    """Several jobs as one."""
+def _together(done: list[WarmStatusReply], nothing: str) -> WarmStatusReply:
+    """Several jobs as one; with none of them, nothing is why."""
     from protocol.messages import WarmStatusReply
 
     if len(done) == 1:
         return done[0]
     missed = sum(one.missed for one in done)
-    last = done[-1].reason if done else "no prompt has one whole chunk"
+    last = done[-1].reason if done else nothing
     return WarmStatusReply(
         listed=sum(one.listed for one in done),
         held=sum(one.held for one in done),

@@ -23,8 +23,8 @@ from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
 from server.porter.notes import Warned
 from server.porter.pace import Pace
+from server.porter.vault import Open, Vault
 from server.porter.wire import Answer, Command, Kind
-from server.tiers import values
 from server.tiers.interface import Moving, Name, Part, Tier, TierError, Touching
 
 _log = logging.getLogger("kvkeep.porter")
@@ -54,6 +54,7 @@ class Performer:
         moved: called after each batch, from the thread that did it; and from any thread after each
             part, by a tier that says so.
         warned: what was told of the tier's health so far; None for nothing.
+        vault: what becomes of values below; None: they stay as they are.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Performer:
         stopping: threading.Event,
         moved: Callable[[], None],
         warned: Warned | None = None,
+        vault: Vault | None = None,
     ) -> None:
         self._tier = tier
+        self._vault = vault or Open()
         self._memory = memory
         self._pace_in, self._pace_out = Pace(bytes_s, stopping), Pace(bytes_s, stopping)
         self._stopping = stopping
@@ -161,21 +164,24 @@ class Performer:
 
     def _get(self, parts: Sequence[Part], parents: Sequence[bytes]) -> list[Status]:
         self._pace_in.wait(sum(part.payload_bytes for part in parts))
+        lent = self._vault.lend(parts)
         with self._calling(CALL_S):
-            answers = self._tier.batch_get_into(parts)
+            answers = self._tier.batch_get_into(lent)
         if len(answers) != len(parts):
             return answers  # refused by who asked
         return [
-            values.check(part, parent) if status == Status.OK else status
-            for part, parent, status in zip(parts, parents, answers, strict=True)
+            self._vault.check(part, filled, parent) if status == Status.OK else status
+            for part, filled, parent, status in zip(parts, lent, parents, answers, strict=True)
         ]
 
     def _put(self, parts: Sequence[Part], parents: Sequence[bytes]) -> list[Status]:
         self._pace_out.wait(sum(part.payload_bytes for part in parts))
-        for part, parent in zip(parts, parents, strict=True):
-            values.seal(part, parent)
+        lent = self._vault.lend(parts)
+        sealed = map(self._vault.seal, parts, lent, parents)
+        if not all([*sealed]):  # parts of a job are one namespace's
+            return [Status.LOCKED] * len(parts)
         with self._calling(CALL_S):
-            return self._tier.batch_put(parts)
+            return self._tier.batch_put(lent)
 
     def _probe(self, command: Command) -> int:
         keys, shards, first = _keys(command), command.shards, command.first
@@ -219,7 +225,8 @@ class Performer:
     def _health(self, command: Command) -> Answer:
         with self._calling(CALL_S):
             health = self._tier.health()
-        self._warned.tell(health.warning if health.ok else "")
+        warnings = (health.warning, self._vault.warning()) if health.ok else ()
+        self._warned.tell("; ".join(filter(None, warnings)))
         return Answer(
             Kind.HEALTH,
             command.number,

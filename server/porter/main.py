@@ -27,6 +27,7 @@ from server.porter.jobs import Performer, told
 from server.porter.memory import Memory
 from server.porter.notes import Notes, Warned
 from server.porter.turns import Job, Turns
+from server.porter.vault import Vault, vault_of
 from server.porter.wire import Answer, Command, Kind
 from server.tiers.interface import Tier, TierError
 from server.tierspec import TierSpec, from_json
@@ -54,6 +55,7 @@ class Porter:
         bytes_s: most bytes a second each way, 0 for no bound.
         notes: what is to be logged.
         warned: what was told of the tier's health so far.
+        vault: what becomes of values below.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Porter:
         bytes_s: int,
         notes: Notes,
         warned: Warned,
+        vault: Vault,
     ) -> None:
         self._channel = channel
         self._notes = notes
@@ -75,7 +78,7 @@ class Porter:
         self._poller.register(self._wake, select.POLLIN)
         self._turns = Turns(max(1, concurrency - 1))
         self._performer = Performer(
-            tier, self._memory, bytes_s, self._stopping, self._note_move, warned
+            tier, self._memory, bytes_s, self._stopping, self._note_move, warned, vault
         )
         self._ended: deque[tuple[Job, Answer]] = deque()
         self._num_jobs = 0
@@ -210,7 +213,7 @@ class Porter:
         return True
 
 
-def open_first(channel: socket.socket, warned: Warned) -> tuple[TierSpec, Tier] | None:
+def open_first(channel: socket.socket, warned: Warned) -> tuple[TierSpec, Tier, Vault] | None:
     """Takes CONFIGURE, opens the tier and says READY, or why not.
 
     Args:
@@ -229,6 +232,7 @@ def open_first(channel: socket.socket, warned: Warned) -> tuple[TierSpec, Tier] 
             raise TierError(f"{command.kind.name} came before CONFIGURE")
         spec = from_json(command.text)
         tier = open_tier(spec)
+        vault = vault_of(tier, spec.keys)
         health = tier.health()
     except TierError as error:
         send(channel, Answer(Kind.READY, pid, error=" ".join(str(error).split())))
@@ -239,7 +243,7 @@ def open_first(channel: socket.socket, warned: Warned) -> tuple[TierSpec, Tier] 
     room = (max(0, health.used_bytes), max(0, health.capacity_bytes))
     send(channel, Answer(Kind.READY, pid, used_bytes=room[0], capacity_bytes=room[1]))
     warned.tell(health.warning if health.ok else "")
-    return spec, tier
+    return spec, tier, vault
 
 
 def serve(channel: socket.socket, notes: Notes) -> None:
@@ -253,9 +257,9 @@ def serve(channel: socket.socket, notes: Notes) -> None:
     opened = open_first(channel, warned)
     if opened is None:
         return
-    spec, tier = opened
+    spec, tier, vault = opened
     try:
-        Porter(channel, tier, spec.concurrency, spec.bandwidth_bytes_s, notes, warned).run()
+        Porter(channel, tier, spec.concurrency, spec.bandwidth_bytes_s, notes, warned, vault).run()
     finally:
         try:
             tier.close()

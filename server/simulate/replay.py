@@ -13,11 +13,13 @@ from typing import Any
 
 import xxhash
 
+from protocol.errors import ConfigError, ErrorCode
 from server.simulate.figures import Figures
 from server.simulate.lower import DISK_AGES, Contents, Writer
 from server.simulate.node import Node, Tier
 from server.simulate.settings import Lower, Settings, Size
 from server.simulate.traces import Prompt, Trace
+from server.sizes import format_size
 
 _EVERY_PROMPTS = 256
 _APART_S = 1e6
@@ -85,7 +87,14 @@ class _Fleet:
     def _room(self, size: Size) -> int:
         """Chunks that fit; no more than there are, so that arrays for them stay small."""
         there = self._working_set * self._settings.copies
-        return min(size.chunks(self._chunk_bytes, self._working_set), there)
+        chunks = size.chunks(self._chunk_bytes, self._working_set)
+        if size.num_bytes and not chunks:
+            least = format_size(self._chunk_bytes)
+            raise ConfigError(
+                ErrorCode.INVALID_CONFIG,
+                f"{format_size(size.num_bytes)} holds no chunk: one has {least} here",
+            )
+        return min(chunks, there)
 
     def _node(self, shared: dict[str, Contents]) -> Node:
         settings, tiers = self._settings, []

@@ -154,10 +154,16 @@ def tiers(
         ConfigError: INVALID_CONFIG.
     """
     parts = [part.strip() for text in texts for part in text.split(",")]
+    if not parts:
+        for key, given in (("read-gbps", read_gbps), ("write-gbps", write_gbps)):
+            if given is not None:
+                raise invalid(key, given, "a lower tier that it is of: --l2")
     if len(parts) > _MAX_TIERS:
         raise invalid("l2", ",".join(parts), f"at most {_MAX_TIERS} tiers")
     kinds = [part.partition(":")[0] if ":" in part else "disk" for part in parts]
     for kind, part in zip(kinds, parts, strict=True):
+        if "?" in part:
+            raise invalid("l2", part, "a size without options; --policy says what tiers are given")
         if kind not in READ_GBPS:
             raise invalid("l2", part, "disk:SIZE (one on each node) or store:SIZE (one for all)")
     chosen = [policy("policy", text) for text in _each("policy", policies, len(parts))]

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.bench_disk --folder DIR [--size 8G] [--rounds 7] [--fio-jobs 4]
                                           [--threads N] [--value 4M] [--job 4M] [--layout slab]
-                                          [--order random] [--json PATH]
+                                          [--order random] [--encrypt] [--json PATH]
 
 Each round writes a folder full of new values and reads them all back through what a porter runs:
 jobs of parts that lie in an extent of shared memory, sealed before, checked after, on as many
@@ -11,7 +11,8 @@ with bare blocks right before and after: ``ioengine=psync direct=1`` and ``--fio
 the tier's own segment files (``layout=files``: over files of its own beside them). A job of ours is
 one value, so that either side has one buffer for each thread: fio's lie in the processor's cache,
 and longer jobs (``--job 32M``) come from memory, which costs the disk's side of a virtual machine a
-copy from there. What counts is the ratio. A program, not a test: ``test_bench_disk`` runs it small.
+copy from there. What counts is the ratio. With ``--encrypt`` the tier's values are encrypted, fio's
+stay what they are. A program, not a test: ``test_bench_disk`` runs it small.
 The folder has to be on the disk that is meant, and everything in it is removed.
 """
 
@@ -23,6 +24,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +38,7 @@ import numpy as np
 from server.core.tiers.parts import PART_DTYPE, Status
 from server.porter.jobs import Performer
 from server.porter.memory import Memory
+from server.porter.vault import vault_of
 from server.porter.wire import Command, Kind
 from server.sizes import parse_size
 from server.tiers import disk
@@ -95,6 +98,7 @@ class Rig:
         is_random: bool,
         fio_jobs: int,
         job_bytes: int,
+        is_encrypted: bool,
     ) -> None:
         self.is_random, self.fio_jobs = is_random, fio_jobs
         self.folder = folder
@@ -109,7 +113,13 @@ class Rig:
         self.memory.map_extent(Command(Kind.MAP_EXTENT, EXTENT, length, PAGE), self.fd)
         view = np.memmap(f"/proc/self/fd/{self.fd}", np.uint64, "r+")
         view[:] = np.random.default_rng(1).integers(0, 1 << 63, len(view), np.uint64)
-        self.performer = Performer(self.tier, self.memory, 0, threading.Event(), lambda: None)
+        with tempfile.NamedTemporaryFile("w") as keys:  # mode 0600
+            keys.write(f"bench = {os.urandom(32).hex()}\n" * is_encrypted)
+            keys.flush()
+            vault = vault_of(self.tier, keys.name if is_encrypted else "")
+        self.performer = Performer(
+            self.tier, self.memory, 0, threading.Event(), lambda: None, vault=vault
+        )
 
     def carry(self, kind: Kind, round_number: int) -> float:
         """Puts, or gets, everything once.
@@ -233,6 +243,7 @@ def measure(rig: Rig, rounds: int, told: Callable[[str], None]) -> Figures:
 @click.option("--job", default="4M", show_default=True, help="of ours, at a time")
 @click.option("--layout", default="slab", type=click.Choice(["slab", "files"]))
 @click.option("--order", default="random", type=click.Choice(["random", "sequential"]))
+@click.option("--encrypt", "is_encrypted", is_flag=True, help="the values of ours")
 @click.option("--json", "path", type=click.Path(path_type=Path))
 def main(
     folder: Path,
@@ -244,6 +255,7 @@ def main(
     job: str,
     layout: str,
     order: str,
+    is_encrypted: bool,
     path: Path | None,
 ) -> None:
     """Measures the disk tier beside fio."""
@@ -254,7 +266,10 @@ def main(
     sizes = [
         parse_size(name, text) for name, text in (("size", size), ("value", value), ("job", job))
     ]
-    rig = Rig(folder, sizes[0], threads, sizes[1], layout, order == "random", fio_jobs, sizes[2])
+    is_random = order == "random"
+    rig = Rig(
+        *(folder, sizes[0], threads, sizes[1], layout, is_random, fio_jobs, sizes[2], is_encrypted)
+    )
     try:
         figures = measure(rig, rounds, lambda line: click.echo(line, err=True))
     finally:
@@ -269,6 +284,7 @@ def main(
         "job_bytes": sizes[2],
         "layout": layout,
         "order": order,
+        "is_encrypted": is_encrypted,
         "load_1min": os.getloadavg()[0],
         **figures.document(),
     }

@@ -13,16 +13,17 @@ from click.testing import CliRunner
 from tests.benchmarks import bench_disk
 
 
-@pytest.mark.parametrize("layout", ["slab", "files"])
-def test_each_way_is_measured_beside_fio(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("words", [["slab"], ["files", "--encrypt"]])
+def test_each_way_is_measured_beside_fio(tmp_path: Path, words: list[str]) -> None:
     if shutil.which("fio") is None:
         assert os.environ.get("CI") != "true", "fio was not found: apt-get install fio"
         pytest.skip("fio was not found: apt-get install fio")
-    words = ["--folder", str(tmp_path / "l2"), "--size", "32M", "--value", "256K"]
-    words += ["--rounds", "2", "--threads", "2", "--layout", layout]
+    words = ["--layout", *words, "--folder", str(tmp_path / "l2"), "--size", "32M"]
+    words += ["--value", "256K", "--rounds", "2", "--threads", "2"]
     result = CliRunner().invoke(bench_disk.main, [*words, "--json", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "out").read_text())
+    assert document["is_encrypted"] == ("--encrypt" in words)
     assert len(document["put_to_fio"]) == len(document["get_to_fio"]) == 2
     assert min(document["median_gb_s"].values()) > 0
     assert not (tmp_path / "l2").exists()

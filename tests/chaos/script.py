@@ -89,7 +89,7 @@ class Script:
 EVERYTHING: Final = Script(RATES, ("36M", "36M", "18M", "36M", "10M", "48M", "24M"), "36M")
 
 TIERED: Final = Script(
-    {**RATES, **TIER_RATES}, ("24M", "12M", "18M", "24M", "8M", "36M", "12M"), "18M"
+    {**RATES, **TIER_RATES}, ("18M", "10M", "14M", "24M", "8M", "36M", "12M"), "12M"
 )
 """Porters are hit, too, and arenas are smaller, so that hits come from below. Everything else of a
 seed is as without tiers."""

@@ -77,6 +77,10 @@ def test_a_run_with_tiers_has_to_use_and_to_hit_them() -> None:
         assert [one.split()[0] for one in verdict.invalid] == [name]
         assert not verdict.wrong
         assert judge({**tiers, name: value}, 10).held
+    lower = {**tiers, "hit_ratio": 0.21}
+    assert judge(lower, 10, has_tiers=True).held
+    assert not judge(lower, 10).held
+    assert not judge({**tiers, "hit_ratio": 0.2}, 10, has_tiers=True).held
 
 
 def test_short_runs_need_less() -> None:

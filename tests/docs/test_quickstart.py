@@ -111,3 +111,9 @@ def test_the_commands_it_shows_are_commands() -> None:
             check=False,
         )
         assert done.returncode == 0, name
+
+
+def test_the_packages_that_the_wheel_adds_are_named() -> None:
+    named = {re.split(r"[><=]", text)[0] for text in tree.array("dependencies")}
+    [told] = re.findall(r"needs a compiler: ([^.]*)\.", re.sub(r"\s+", " ", PAGE))
+    assert set(re.findall(r"[a-z-]{3,}", told.replace(" and ", " "))) == named

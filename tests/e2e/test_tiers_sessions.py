@@ -59,7 +59,7 @@ def test_with_a_disk_and_time_it_is_that_of_an_unlimited_cache(
             shutil.rmtree(shm_dir / "a")
         with sessions.launch(short_dir, shm_dir / "a", asked, *tier, at_exit="keep") as server:
             figures = sessions.play(server, asked, DEADLINE_MS, is_calm=True)
-            print(is_reboot, figures)
+            print("after a reboot" if is_reboot else "after a restart", figures)
             assert figures["ratio"] == pytest.approx(whole, abs=1e-9)
             server.kill()
 

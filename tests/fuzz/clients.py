@@ -17,6 +17,7 @@ from server.core.outbox import Ticket
 from server.core.peers import Peer
 from tests.fuzz.finding import Finding, require
 from tests.fuzz.loading import LeaseFact, Loads
+from tests.fuzz.told import check_told
 from tests.fuzz.truth import ARENA, EPOCH, Seat, Truth
 
 OWN_SESSION = (m.Mapped, m.Release, m.Store, m.Commit, m.Cancel)
@@ -240,6 +241,7 @@ class Clients:
     def _said(self, sent: Sent) -> None:
         """What the client gives up by saying this, whether or not it is heard."""
         body, truth = sent.body, self.truth
+        truth.tenants.add(getattr(body, "tenant", b""))
         seat = truth.seats.get(getattr(body, "session", 0))
         if seat is None or seat.instance != sent.process.instance:
             return
@@ -331,6 +333,7 @@ class Clients:
                 self.truth.below.forgotten(asked.fingerprint, keys, sent.serial)
         else:
             self._loads.answered(sent, body)
+            check_told(self.truth, body)
 
     def _stored(self, process: Process, asked: m.Store, body: m.StoreReply) -> None:
         require(body.held + body.copied <= len(asked.keys) // 16, "stored more: than was asked")

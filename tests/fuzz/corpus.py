@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from protocol.errors import KvkeepError
+from protocol.messages import REQUEST_TYPES
 from tests.fuzz import batches, decode, wire
 from tests.fuzz.batches import DecoderFuzz, Stock
 from tests.fuzz.finding import Finding
@@ -131,7 +132,7 @@ def collect_sequences(seed: int, count: int) -> list[str]:
     return [line_of(name, _smaller(fuzz, found[name], name)) for name in sorted(found)]
 
 
-_KNOWN = frozenset({0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 20, 21, 22, *range(30, 36)})
+_KNOWN = frozenset({0, *REQUEST_TYPES})
 
 
 def _smaller(fuzz: SequenceFuzz, steps: list[Step], name: str) -> list[Step]:

@@ -76,6 +76,8 @@ WEIGHTS: dict[str, int] = {
     "cancel": 5,
     "save": 10,
     "operate": 11,
+    "quota": 4,
+    "follow": 4,
     "copy": 4,
     "act": 3,
     "work": 4,

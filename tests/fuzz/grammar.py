@@ -25,7 +25,7 @@ from tests.fuzz.clients import Clients, Process
 from tests.fuzz.mutate import Material, mutate
 from tests.fuzz.truth import ARENA, EPOCH, SECOND, Seat
 from tests.fuzz.wire import Template
-from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
+from tests.server.core.spaces import CHAINS, LENGTH, SPACES, TENANTS, keys_of
 
 PAGES = 48
 T = TypeVar("T")
@@ -311,6 +311,7 @@ def store_body(process: Process, seat: Seat, step: Step) -> m.Store:
         parent=keys[start - 1] if start else b"",
         keys=b"".join(keys[start:stop]),
         pages=pack_pages(pages),
+        tenant=TENANTS[step.x // 16 % len(TENANTS)],
     )
 
 

@@ -21,6 +21,7 @@ Fields = dict[str, tuple[str, bool]]
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| [^|]+ \|$", re.M)
 _ENUM = re.compile(r"^\| (\w+) \| number \| meaning \|\n\|[-|]+\n((?:\| .+ \|\n)+)", re.M)
 _NUMBER = re.compile(r"^\| \w+ \| (\d+) \|", re.M)
+_OPEN = re.compile(r"treats a number it does not know, up to (\d+), as \"stopped")
 _TEXT_BYTES = 2048
 _MAP_ENTRIES = 1024
 
@@ -120,6 +121,11 @@ class Spec:
             return lambda value: type(value) is bool
         if word == "nil":
             return lambda value: value is None
+        if word == "StopReason":  # that of tomorrow too
+            found = _OPEN.search(tree.text("docs/protocol.md"))
+            assert found is not None
+            most = int(found[1])
+            return lambda value: type(value) is int and 0 <= value <= most
         if word in self._enums:
             return lambda value: type(value) is int and value in self._enums[word]
         return partial(self._named, word)

@@ -126,6 +126,7 @@ def _shapes() -> None:
     scope = keys.ReuseScope(
         cache_salt=3, lora_digest=b"d", lora_local_id=1, instance=InstanceId(b"i" * 16)
     )
+    require(len(scope.tenant()) == 16 and not keys.ReuseScope().tenant(), "a tenant: of no salt")
     chain = keys.BlockHashChain.start(scope, 2)
     chain.extend(np.arange(6, dtype="<i4").tolist())
     other = keys.BlockHashChain.start(scope, 2)

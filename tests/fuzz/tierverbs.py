@@ -13,7 +13,7 @@ from tests.fuzz.clients import Process
 from tests.fuzz.grammar import NAMES, Actor, Step
 from tests.fuzz.stores import Name, Store
 from tests.fuzz.truth import SECOND
-from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
+from tests.server.core.spaces import CHAINS, LENGTH, SPACES, TENANTS, keys_of
 from tests.server.core.world import PAGE
 
 NO_PARENT = bytes(16)
@@ -113,7 +113,13 @@ class TierVerbs(Actor):
             self._fill(self.truth.below.store(tier), process.space, step)
         keys = keys_of(CHAINS[step.b % len(CHAINS)], step.b // 8 % 2)[: 1 + step.c // 2 % LENGTH]
         session, request = self.seat(process, step.a), step.c % 4
-        body = m.Lookup(session=session, request=request, start=0, keys=b"".join(keys))
+        body = m.Lookup(
+            session=session,
+            request=request,
+            start=0,
+            keys=b"".join(keys),
+            tenant=TENANTS[step.x // 16 % len(TENANTS)],
+        )
         self.ask(process, body, step._replace(m=0))
         self.truth.settle(20)
         self.wait(step)

@@ -21,6 +21,7 @@ from protocol.extents import RECORD_DTYPE, STATE_HELD, ExtentGeometry, checksums
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint
 from protocol.layout import ShardPool
 from protocol.namespace import Namespace, fingerprint
+from protocol.quotas import QuotaChange
 from server.core import effects as fx
 from server.core.config import CoreConfig
 from server.core.dispatch import Core
@@ -106,6 +107,9 @@ class Truth:
         self.held: Counter[tuple[bytes, int, bytes]] = Counter()
         self.instances: dict[int, bytes] = {}
         self.generations: set[int] = {0}
+        self.tenants: set[bytes] = set()
+        self.quotas: tuple[QuotaChange, ...] = ()
+        self.told = 0
         self.replied: Callable[[fx.SendReply], None] = lambda effect: None
         self.given: Callable[[fx.GiveExtent | fx.TakeExtent], None] = lambda effect: None
         self.below = Below(self)
@@ -124,6 +128,7 @@ class Truth:
             fx.TakeExtent: lambda effect: self.given(effect),  # noqa: PLW0108 - set later
             fx.KeepNamespace: self._keep,
             fx.DropNamespace: self._drop,
+            fx.KeepQuotas: self._keep_quotas,
             **self.below.acts(),
         }
         self.begin(config)
@@ -132,6 +137,9 @@ class Truth:
         """A server starts; the arena's files are as they were."""
         self.config = config
         self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
+        # The first of them is as the settings have it from now on, if it fits this server.
+        wanted = [one for one in self.quotas[:1] if one.floor_bytes <= config.arena_bytes]
+        self.core.allot(wanted, self.quotas)
         self.core.tell_more(dict)
         self.core.tell_latency(dict)
         self.draining, self.lives = False, 1
@@ -327,6 +335,8 @@ class Truth:
                 bytes(row["namespace"]) == geometry.fingerprint[:8], "a record: of another space"
             )
             self._check_content(shadow, slot, key, shard, bytes(row["owner"]))
+            tenant = bytes(row["tenant"])
+            require(not any(tenant) or tenant in self.tenants, "a record: of a tenant nobody named")
             self.parents[geometry.fingerprint, key] = bytes(row["parent"])
             shadow.records[slot] = True
             shadow.tags[slot] = (key, shard, generation)
@@ -378,6 +388,9 @@ class Truth:
 
     def _drop(self, effect: fx.DropNamespace) -> None:
         self.namespaces.pop(effect.fingerprint, None)
+
+    def _keep_quotas(self, effect: fx.KeepQuotas) -> None:
+        self.quotas = effect.quotas
 
     def _reply(self, effect: fx.SendReply) -> None:
         self.replied(effect)

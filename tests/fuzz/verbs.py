@@ -14,6 +14,7 @@ import msgspec
 from protocol import messages as m
 from server.core import effects as fx
 from tests.fuzz import deaths, rebirth
+from tests.fuzz.askers import AskerVerbs
 from tests.fuzz.clients import Clients, Process
 from tests.fuzz.drawing import config_of, open_below
 from tests.fuzz.grammar import NAMES, Step, pick, register_body, store_body
@@ -21,12 +22,12 @@ from tests.fuzz.loading import LeaseFact
 from tests.fuzz.mutate import Material
 from tests.fuzz.tierverbs import TierVerbs
 from tests.fuzz.truth import SECOND, Seat
-from tests.server.core.spaces import CHAINS, LENGTH, SPACES, keys_of
+from tests.server.core.spaces import CHAINS, LENGTH, SPACES, TENANTS, keys_of
 
 _PLAIN = Step("", 0, 0, 0, 0, 0)
 
 
-class Verbs(TierVerbs):
+class Verbs(TierVerbs, AskerVerbs):
     """Each method is a verb.
 
     Attributes:
@@ -151,6 +152,7 @@ class Verbs(TierVerbs):
             request=step.c % 4,
             start=start,
             keys=b"".join(keys[start : start + 1 + step.x % LENGTH]),
+            tenant=TENANTS[step.x // 16 % len(TENANTS)],
         )
         self.ask(process, body, step)
 

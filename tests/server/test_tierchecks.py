@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +56,24 @@ def test_files_that_are_not_there_or_not_ours_alone(tmp_path: Path) -> None:
     path.chmod(0o640)
     assert "(mode 0640); expected 0600" in refused(f"valkey://h:1?credentials={path}")
     assert "no regular file" in refused(f"valkey://h:1?credentials={tmp_path}")
+
+
+def test_keys_are_ours_alone_and_the_package_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys"
+    url = f"disk:/nowhere/yet?size=1G&keys={path}"
+    assert f"keys={path}: No such file" in refused(url)
+    path.write_text("a = x")  # what is in it is the porter's
+    path.chmod(0o640)
+    assert "expected 0600" in refused(url)
+    path.chmod(0o400)
+    check([parse(url)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'kvkeep[encryption]'" in refused(url)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    if os.getuid():
+        assert "neither this user's nor root's" in refused(url)
 
 
 def test_the_server_does_not_start_with_one(short_dir: Path) -> None:

@@ -40,6 +40,17 @@ def test_defaults_are_filled_in() -> None:
     assert spec.flag("cluster") is False
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_takes_a_file_of_keys(kind: str) -> None:
+    example = KINDS[kind].example
+    url = example + ("&" if "?" in example else "?") + "keys=/etc/kvkeep/keys"
+    assert from_json(to_json(parse(url))).keys == "/etc/kvkeep/keys"
+    assert parse(example).keys == ""
+    with pytest.raises(ConfigError, match="the absolute path of a file") as caught:
+        parse(url.replace("/etc/kvkeep/keys", SECRET))
+    assert SECRET not in caught.value.message
+
+
 @pytest.mark.parametrize("path", ["/p", "///p"])
 def test_a_path_may_be_written_as_in_other_urls(path: str) -> None:
     assert parse(f"disk:{path}?size=1G").location == "/p"

@@ -95,7 +95,7 @@ def _suites(seed: int, build: Path) -> list[Step]:
             build / "slow-tiers-sessions.xml",
             (SESSIONS,),
             {},
-            limit_s=3600,
+            limit_s=5400,
             may_skip=False,
             tells=True,
             lacks=lacks,

@@ -218,10 +218,11 @@ class Freshness:
         if questions:
             while not all(question.is_over for question in questions):
                 yield WAIT
-            for question in questions:
-                self._answered(noted, question)
-                yield MORE
-        for writer in self._writers:
+        idle = [writer for writer in self._writers if not writer.num_waiting]
+        for question in questions:
+            self._answered(noted, question)
+            yield MORE
+        for writer in idle:
             if _is_there(noted):
                 self._catch_up(noted, writer, nodes)
             yield MORE
@@ -269,10 +270,9 @@ class Freshness:
                 question.writer.offer(noted.owner, question.nodes[lives][gone.any(axis=1)])
 
     def _catch_up(self, noted: Noted, writer: Writer, nodes: Ints) -> None:
-        """What was given up once is written, if all that waits is."""
+        """What was given up once is written; of a tier for which nothing waited."""
         tier = writer.tier
-        is_wanted = tier.policy is Policy.WRITE_THROUGH and tier.is_open and not writer.num_waiting
-        if is_wanted:
+        if tier.policy is Policy.WRITE_THROUGH and tier.is_open:
             nodes = nodes[(self._bits(noted.index, nodes, tier) == 0).any(axis=1)]
             if nodes.size:
                 writer.offer(noted.owner, nodes)

@@ -127,6 +127,7 @@ class Landing:
                 statuses, at = _statuses(piece, span), span.first - piece.first
                 bad[at : at + span.length] |= statuses == Status.CORRUPT
                 bad[at : at + span.length] |= statuses == Status.ABSENT
+                bad[at : at + span.length] |= statuses == Status.LOCKED
         keys = [run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad)]
         if keys:
             run.num_drops += 1
@@ -201,7 +202,7 @@ def _at(piece: Piece, spans: list[Span], chunk: int) -> set[int]:
 
 
 def _reason(statuses: set[int]) -> Miss | None:
-    if Status.CORRUPT in statuses:
+    if Status.CORRUPT in statuses or Status.LOCKED in statuses:
         return Miss.CORRUPT
     if Status.ERROR in statuses or Status.NO_ROOM in statuses:
         return Miss.TIER_ERROR

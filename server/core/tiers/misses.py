@@ -51,9 +51,19 @@ class Misses:
         """
         lacking = len(keys) // ID_BYTES - ready
         if lacking > 0:
-            first = keys[ready * ID_BYTES : (ready + 1) * ID_BYTES]
-            reason = why or self._reason(owner, first)
-            self._counters[f"miss_chunks_{reason.value}"] += lacking
+            self.count(owner, keys[ready * ID_BYTES : (ready + 1) * ID_BYTES], lacking, why)
+
+    def count(self, owner: Owner, first: bytes, lacking: int, why: Miss | None = None) -> None:
+        """The same, by the first chunk that lacks.
+
+        Args:
+            owner: the namespace.
+            first: its key.
+            lacking: how many.
+            why: as above.
+        """
+        reason = why or self._reason(owner, first)
+        self._counters[f"miss_chunks_{reason.value}"] += lacking
 
     def _reason(self, owner: Owner, key: bytes) -> Miss:
         if owner.index.find(key) != ABSENT:

@@ -53,13 +53,18 @@ used."""
 
 
 class Status(IntEnum):
-    """How it went with one value; one byte of an answer."""
+    """How it went with one value; one byte of an answer.
+
+    LOCKED is said of values that are encrypted with a key which the server does not have, or not
+    encrypted where they must be.
+    """
 
     OK = 0
     ABSENT = 1
     CORRUPT = 2
     NO_ROOM = 3
     ERROR = 4
+    LOCKED = 5
 
 
 def pack_shares(shares: Iterable[tuple[bytes, int]]) -> bytes:

@@ -51,6 +51,7 @@ class Prefetch:
         is_final: nothing more will come.
         is_late: its deadline has passed: it waits for nobody's mapping either.
         why: why the rest does not come; None where no tier has it.
+        asked: the run that it waited for when its wait was over.
         waiter: the QUERY that is to be answered.
         timer: of its deadline.
         is_patient: an engine waits for it.
@@ -69,6 +70,7 @@ class Prefetch:
     is_final: bool = False
     is_late: bool = False
     why: Miss | None = None
+    asked: Run | None = None
     waiter: Waiter | None = None
     timer: int = 0
     is_patient: bool = False

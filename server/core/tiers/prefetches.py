@@ -22,6 +22,7 @@ from server.core.index import ABSENT, ROOT
 from server.core.lookups import Lookups, Match
 from server.core.namespaces import Instance, Session
 from server.core.outbox import Outbox, Ticket
+from server.core.tiers.late import defer
 from server.core.tiers.misses import Miss, Misses
 from server.core.tiers.prefetch import Prefetch, Waiter
 from server.core.tiers.promotion import Promotion
@@ -162,6 +163,7 @@ class Prefetches:
     def _too_late(self, prefetch: Prefetch) -> None:
         prefetch.is_late = True
         self._outbox.counters["prefetches_late"] += not prefetch.is_final
+        prefetch.asked = prefetch.run
         prefetch.finish(Miss.DEADLINE)
 
     # --- QUERY_PREFETCH_STATUS ------------------------------------------------------------
@@ -278,6 +280,7 @@ class Prefetches:
         count, _ = prefetch.session.owner.index.complete_prefix(prefetch.keys, prefetch.start)
         if count > prefetch.told or not prefetch.is_final:
             # Whoever did not wait for the end has missed what came, or would have come, later.
+            prefetch.asked = prefetch.run if count <= prefetch.told else None
             prefetch.is_final, prefetch.why = True, Miss.DEADLINE
         self._remove(prefetch, prefetch.told)
         if prefetch.waiter is not None:
@@ -295,10 +298,19 @@ class Prefetches:
         if not mine:
             del self.by_instance[name], self._mine_bytes[name]
         self._timers.cancel(prefetch.timer)
-        self._misses.note(prefetch.session.owner, prefetch.keys, ready, prefetch.why)
+        self._note(prefetch, ready)
         if prefetch.run is not None:
             prefetch.run.passengers.pop(prefetch, None)
             prefetch.run = None
+
+    def _note(self, prefetch: Prefetch, ready: int) -> None:
+        """Counts what it lacks; later, where tiers still have to say whether they have it."""
+        owner, lacking = prefetch.session.owner, prefetch.num_chunks - ready
+        if prefetch.why is Miss.DEADLINE and prefetch.asked is not None and lacking > 0:
+            first = prefetch.key(ready)
+            defer(prefetch.asked, partial(self._misses.count, owner, first, lacking))
+        else:
+            self._misses.note(owner, prefetch.keys, ready, prefetch.why)
 
     def keep(self, instance: Instance, live: Collection[int]) -> None:
         """Ends the prefetches of all requests of an engine but these."""

@@ -224,6 +224,7 @@ class Promotion:
 
     def _end(self, run: Run) -> Steps:
         self.runs.remove(run)
+        run.is_over = True
         told, run.passengers = list(run.passengers), {}
         for number, passenger in enumerate(told, 1):
             passenger.ended(run)

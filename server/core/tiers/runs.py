@@ -139,6 +139,7 @@ class Run:
         num_drops: bad values that the tier is told to forget, and has not answered about.
         cleared: DELETE reached it.
         why: why it did not come further; None where no tier has more.
+        is_over: nothing more comes, and whoever waited is being told so.
         passengers: who waits for it, in the order of coming.
         task: its work.
         anchor: node of the last chunk that is published, or being published, or of the one before
@@ -168,6 +169,7 @@ class Run:
     num_drops: int = 0
     cleared: bool = False
     why: Miss | None = None
+    is_over: bool = False
     passengers: dict[Passenger, None] = field(default_factory=dict)
     task: Task | None = None
     anchor: int = ABSENT

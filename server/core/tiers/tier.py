@@ -366,7 +366,7 @@ class Tier:
         lengths = effect.parts["length"]
         if any(statuses):
             lengths = lengths[np.frombuffer(statuses, np.uint8) == Status.OK]
-            for status in (Status.ABSENT, Status.CORRUPT, Status.NO_ROOM):
+            for status in (Status.ABSENT, Status.CORRUPT, Status.NO_ROOM, Status.LOCKED):
                 self.count(status.name.lower(), statuses.count(status))
             self.count("errors", statuses.count(Status.ERROR))
         num_bytes = int(lengths.sum(dtype=np.int64))

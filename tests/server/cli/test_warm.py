@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -69,3 +72,17 @@ def test_a_server_without_tiers_is_not_waited_for(short_dir: Path, shm_dir: Path
         assert time.monotonic() - begun_s < 20
     assert shown.exit_code == 1
     assert "give it --l2" in shown.output
+
+
+def test_one_that_ends_before_any_job_began_was_interrupted() -> None:
+    assert warm._together([], "interrupted").reason == "interrupted"
+    assert warm._together([STATUS, STATUS], "interrupted").reason == "2 chunks were not found"
+
+
+def test_ctrl_c_while_it_waits_for_a_server_is_one_line(short_dir: Path) -> None:
+    url = f"ipc://{short_dir}/none"
+    ctrl_c = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    shown = CliRunner().invoke(cli, ["warm", "--endpoint", url, "--wait", "30"])
+    ctrl_c.join()
+    assert (shown.exit_code, shown.output) == (130, "kvkeep: not warmed: interrupted\n")

@@ -10,6 +10,7 @@ from hypothesis.stateful import invariant, rule
 
 from protocol import messages as m
 from protocol.errors import ErrorCode
+from protocol.namespace import fingerprint
 from server.core import following
 from server.core.events import EventLog
 from tests.server.core import reborn
@@ -171,6 +172,33 @@ def test_pages_are_bounded_and_follow_each_other(monkeypatch: pytest.MonkeyPatch
         pages += 1
     assert pages > 4
     assert one.holds() == truth(world.core)
+
+
+def test_a_namespace_that_goes_between_two_pages_leaves_its_place_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "MAX_SNAPSHOT_CHUNKS", 3)
+    world = World(config(extents=8, slots=16))
+    engines = {}
+    for name in ("one", "two"):
+        a = world.engine(name)
+        a.register(namespace(name))
+        a.save(chain("x", 6))
+        engines[bytes(fingerprint(a.space))] = a
+    one = router(world)
+    one.step()
+    one.step()
+    page = one.reader.ask()
+    assert isinstance(page, m.Snapshot)
+    assert page.position
+    goes = engines.pop(page.fingerprint)
+    goes.die()
+    (stays,) = engines.values()
+    stays.ask(m.Clear(fingerprint=page.fingerprint))
+    assert page.fingerprint not in world.core._state.roster.owners
+    one.catch_up()
+    assert one.holds() == truth(world.core)
+    assert [len(chunks) for chunks in one.holds().values()] == [6]
 
 
 def test_a_late_reader_is_told_that_it_lost_events_and_catches_up_by_pages() -> None:

@@ -20,7 +20,7 @@ from tests.stores.mooncake import CLIENT_TTL_S, LEASE_MS, Cluster, Slots, cluste
 from tests.stores.parts import FINGERPRINT, OTHER_FINGERPRINT, key
 from tests.stores.valkey import free_port, required
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
 NODE_MIB = 64
 
 

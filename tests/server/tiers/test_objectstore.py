@@ -20,7 +20,7 @@ from tests.stores import parts, s3
 from tests.stores.parts import fetched, filled, names
 from tests.stores.valkey import free_port, until
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
 NUMBERS = tuple(range(12))
 T = TypeVar("T")
 

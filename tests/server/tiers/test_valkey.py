@@ -18,7 +18,7 @@ from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
 FULL = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
 LRU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
 LFU = ("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lfu", "--maxmemory-samples", "64")

@@ -67,7 +67,7 @@ def test_what_was_never_written_is_not_taken() -> None:
 
 
 def test_a_value_of_another_version_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "VERSION", 2)
+    monkeypatch.setattr(values, "VERSION", 3)
     later = sealed()
     monkeypatch.undo()
     assert values.check(later, PARENT) == Status.ABSENT
@@ -90,3 +90,12 @@ def test_the_parent_is_told_of_a_sound_header_of_that_value_only() -> None:
         torn = bytearray(header)
         torn[at] ^= 1
         assert values.parent_of(bytes(torn), NAME) is None
+
+
+def test_a_value_that_is_encrypted_is_not_taken_for_one_that_is_not() -> None:
+    one = sealed()
+    values.write(one, PARENT, values.ENCRYPTED, values.digest(one.payload), b"")
+    assert values.check(one, PARENT) == Status.LOCKED
+    assert values.parent_of(bytes(one.header), NAME) == PARENT
+    values.write(one, PARENT, 3, values.digest(one.payload), b"")
+    assert values.parent_of(bytes(one.header), NAME) is None

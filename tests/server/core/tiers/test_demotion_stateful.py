@@ -96,6 +96,8 @@ class DemotionMachine(RuleBasedStateMachine):
             raise AssertionError("writes never come to rest")
         assert world.core.stats()["pinned_slots"] == 0
         self.check_bits()
+        while self.patches:  # where little may wait, the oldest is given up
+            self.patches.pop().stop()
         self.use_all()
         self.engines[0].begin(m.Clear(fingerprint=self.name))
         for _ in range(20):
@@ -109,6 +111,13 @@ class DemotionMachine(RuleBasedStateMachine):
         world, index = self.world, self.world.core._state.roster.owners[self.name].index
         world.tiers[0].store -= set(sorted(world.tiers[0].store)[::2])
         world.wait(ROUND_NS)
+        for _ in range(90):  # one that is left alone is told of the next use only
+            if len(world.core._state.tiers.readable(self.name)) == len(TIERS):
+                break
+            self.answer_all()
+            world.wait(SECOND)
+        else:
+            raise AssertionError("tiers never come to rest")
         for name in CHAINS:
             keys = keys_of(name, 0)
             keys = keys[: self.engines[0].lookup(keys).ready]

@@ -156,6 +156,23 @@ def test_what_a_tier_was_never_given_is_offered_when_nothing_waits() -> None:
     assert not touched(world), "and there was nothing to ask"
 
 
+def test_what_was_given_up_behind_what_was_lost_is_written_with_it() -> None:
+    world, engine = begin()
+    keys = chain("x", 8)
+    engine.save(keys[:4])
+    world.tiers[0].put_status = Status.ERROR
+    engine.save(keys)
+    world.wait(40 * SECOND)
+    world.tiers[0].put_status = Status.OK
+    world.wait(40 * SECOND)
+    assert kept(world) == set(keys[:4])
+    world.tiers[0].store.clear()
+    next_round(world)
+    engine.lookup(keys)
+    world.wait(SECOND)
+    assert kept(world) == set(keys)
+
+
 def test_questions_have_pauses_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOUCHED", 4)
     monkeypatch.setattr(module, "MAX_NOTED", 3)

@@ -31,6 +31,7 @@ def test_rows_of_what_came_sound() -> None:
         ({Status.ABSENT}, None),
         ({Status.ABSENT, Status.OK}, Miss.INCOMPLETE),
         ({Status.ABSENT, Status.CORRUPT, Status.ERROR}, Miss.CORRUPT),
+        ({Status.LOCKED}, Miss.CORRUPT),
         ({Status.ERROR, Status.OK}, Miss.TIER_ERROR),
         ({Status.NO_ROOM}, Miss.TIER_ERROR),
     ],

@@ -8,6 +8,7 @@ from protocol import messages as m
 from protocol.ids import RequestKey
 from server.core import effects as fx
 from server.core.tiers import prefetches
+from server.core.tiers.prefetch import Prefetch
 from tests.server.core.tiers.reading import query, world_of
 from tests.server.core.world import SECOND, chain, namespace
 
@@ -119,11 +120,34 @@ def test_what_ends_a_request_ends_its_wait() -> None:
         stats = world.core.stats()
         assert stats["leases"] == 0
         for run in world.core._state.promotion.runs:
-            assert not any(one.is_final for one in run.passengers)  # type: ignore[attr-defined]
-        assert stats["miss_chunks_deadline"] == 3
+            waiting = [one for one in run.passengers if isinstance(one, Prefetch)]
+            assert not any(one.is_final for one in waiting)
         # The run goes on, and is the next request's.
         world.settle()
+        assert world.core.stats()["miss_chunks_deadline"] == 3
         assert engine.lookup(keys, request=3).ready == 4
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_why_is_known_when_the_answer_comes_after_the_wait(there: bool, gives_up: bool) -> None:
+    world, engine = world_of(auto_tiers=False, promote_deadline_s=0.5)
+    keys = chain("x", 4)
+    if there:
+        world.give(0, engine, keys)
+    assert engine.lookup(keys).pending == 4
+    if gives_up:
+        engine.send(m.EndSession(session=1, request=1))
+        world.pump()
+    else:
+        seq = query(engine)
+        world.wait(SECOND // 2)
+        assert engine.answer(seq).final
+    assert not any(name.startswith("miss_chunks") for name in world.core.stats())
+    world.settle()
+    stats = world.core.stats()
+    reasons = {name: count for name, count in stats.items() if name.startswith("miss_chunks")}
+    assert reasons == {f"miss_chunks_{'deadline' if there else 'cold'}": 4}
 
 
 def test_a_server_that_ends_answers_who_waits() -> None:

@@ -121,6 +121,9 @@ def test_statuses_are_counted_by_kind_and_wrong_answers_are_errors() -> None:
     bench.wait(5_000_000)
     bench.tier.done(fx.JobId(3), bytes([Status.NO_ROOM]))
     assert (bench.figure("no_room"), bench.figure("put_us")) == (1, 5000)
+    bench.tier.get(SPACE, parts(2), 200, bench.over("d"))
+    bench.tier.done(fx.JobId(4), bytes([Status.LOCKED, Status.OK]))
+    assert (bench.figure("locked"), bench.figure("get_bytes")) == (1, 200)
 
 
 def test_what_a_tier_that_is_down_is_asked_ends_at_once() -> None:
