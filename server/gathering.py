@@ -154,6 +154,6 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _is_linked(name: str, value: str) -> bool:
-    if name == "KVKEEP_PORT":
-        return value.startswith(("tcp://", "udp://", "sctp://"))
+    if name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
+        return True
     return _LINKED.fullmatch(name) is not None

@@ -69,6 +69,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 def place(endpoint: str | None) -> Place:
     """Where the server is: as typed, else where ``launch`` would listen.
 
+    No other setting is checked: who asks how a server is may have the environment of something
+    else, and files in it that only others may read.
+
     Args:
         endpoint: as typed, or None.
 
@@ -77,9 +80,15 @@ def place(endpoint: str | None) -> Place:
     """
     from protocol.errors import ConfigError
     from server import config
+    from server.gathering import COMMAND_LINE, Gathered, Given, gather
 
     try:
-        settings = config.read({"endpoint": endpoint}, os.environ)
+        if endpoint is not None:
+            found = {"endpoint": Given(endpoint, COMMAND_LINE)}
+        else:
+            values = gather({}, os.environ).values
+            found = {key: given for key, given in values.items() if key == "endpoint"}
+        settings = config.parse(Gathered(found), os.environ)
     except ConfigError as error:
         refuse(str(error))
     return Place(settings.endpoint.url, settings.endpoint.side_path(settings.runtime_dir))

@@ -22,7 +22,10 @@ from server.shell import memory
 from server.sizes import format_size
 
 ASK_LIMIT_S = 3.0
-PACKAGES = ("pyzmq", "msgpack", "msgspec", "numpy", "lmdb", "xxhash", "click", "rich")
+PACKAGES = (
+    *("pyzmq", "msgpack", "msgspec", "numpy", "lmdb", "xxhash", "click", "rich"),
+    *("prometheus-client", "waitress"),
+)
 LOGIND = (
     "/usr/lib/systemd/logind.conf.d",
     "/etc/systemd/logind.conf",

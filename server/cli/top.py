@@ -84,9 +84,6 @@ def watch(at: reaching.Place, interval_s: float, show: Show) -> None:
                     now = look(asker)
                     show(frame(before, now))
                     before = now
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for its last flush
-            raise KeyboardInterrupt from None  # nobody reads any more
         except (KvkeepError, OSError) as error:
             show({"away": f"no answer from {at.url}: {asking.reason(error, at.side_path)}"})
             time.sleep(interval_s)
@@ -211,7 +208,11 @@ def _tiers(found: dict[str, Any]) -> str:
 @contextmanager
 def _lines() -> Iterator[Show]:
     def show(found: dict[str, Any]) -> None:
-        print(json.dumps(found), flush=True)
+        try:
+            print(json.dumps(found), flush=True)
+        except BrokenPipeError:  # of stdout: a server that goes while it is greeted raises it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for its last flush
+            raise KeyboardInterrupt from None  # nobody reads any more
 
     yield show
 

@@ -12,7 +12,9 @@ import re
 from dataclasses import dataclass
 
 DEFAULT_HOST = "127.0.0.1"
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_MAX_NAME_CHARS = 253
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def parse(text: str) -> Listen:
         return Listen(str(_address(host[1:-1], text)), int(port))
     if ":" in host:
         raise ValueError(f"{text!r}: an IPv6 address stands in brackets, as in [::1]:9177")
-    if not _NAME.fullmatch(host):
+    if len(host) > _MAX_NAME_CHARS or not _NAME.fullmatch(host):
         raise ValueError(f"{text!r}: {host!r} is neither an address nor a name")
     return Listen(host, int(port))
 

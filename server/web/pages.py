@@ -30,6 +30,7 @@ Environ = Mapping[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 
 _MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_MAX_FIELDS = 16
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 _FILES = {
@@ -116,7 +117,10 @@ class Pages:
         path = str(environ.get("PATH_INFO", ""))
         if path in self._files:
             return self._files[path]
-        query = parse_qs(str(environ.get("QUERY_STRING", "")), max_num_fields=16)
+        try:
+            query = parse_qs(str(environ.get("QUERY_STRING", "")), max_num_fields=_MAX_FIELDS)
+        except ValueError:
+            return Page(400, TEXT, f"at most {_MAX_FIELDS} fields behind the ?\n".encode())
         if path == "/metrics":
             kind, content = exposition.exposed(self._view(), str(environ.get("HTTP_ACCEPT", "")))
             return Page(200, kind, content)

@@ -11,6 +11,7 @@ import pytest
 from server import config
 from server.config import KEYS, variable
 from server.sizes import parse_size
+from server.web.watch import LIMIT_S
 from tests.deploy.linters import complaints
 from tests.repository import tree
 
@@ -95,6 +96,14 @@ def test_the_arena_fits_into_volume_and_limit() -> None:
     assert arena < size(server["resources"]["limits"]["memory"])
     [mount] = [one for one in server["volumeMounts"] if one["name"] == "arena"]
     assert settings["KVKEEP_ARENA_DIR"].startswith(mount["mountPath"] + "/")
+
+
+def test_nothing_restarts_the_server_but_its_own_loop() -> None:
+    [_, server] = containers("daemonset.yaml")
+    for probe in ("startupProbe", "livenessProbe"):
+        assert server[probe]["httpGet"]["path"] == "/healthz"
+        assert server[probe]["timeoutSeconds"] > LIMIT_S
+    assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_engines_reach_the_servers_socket() -> None:

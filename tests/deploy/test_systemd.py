@@ -10,12 +10,13 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from server import config
+from server import app, config
 from server.config import KEYS, variable
 from server.shell import sdnotify
 from tests.repository import tree
@@ -153,6 +154,12 @@ def test_times_fit_to_what_the_server_does() -> None:
     assert int(service["TimeoutStartSec"]) >= sdnotify.STAGE_S
     assert int(service["TimeoutStopSec"]) >= sdnotify.END_S
     assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
+
+
+def test_a_stop_while_it_starts_is_no_failure() -> None:
+    with pytest.raises(SystemExit) as ended:
+        app._stop_early(signal.SIGTERM, None)
+    assert read(SERVICE)["Service"]["SuccessExitStatus"] == str(ended.value.code)
 
 
 @pytest.mark.parametrize("name", [SERVICE, "kvkeep.env"])

@@ -74,6 +74,9 @@ def test_what_kubernetes_puts_into_every_pod_is_no_slip() -> None:
         "KVKEEP_PORT_80_TCP": "tcp://10.0.0.1:80",
         "KVKEEP_PORT_80_TCP_ADDR": "10.0.0.1",
         "KVKEEP_METRICS_SERVICE_HOST": "10.0.0.2",
+        "KVKEEP_METRICS_PORT": "tcp://10.0.0.2:9464",
+        "KVKEEP_METRICS_PORT_9464_TCP_PROTO": "tcp",
     }
     assert unknown_variables(linked) == []
-    assert unknown_variables({"KVKEEP_PORT": "5555"}) == ["KVKEEP_PORT"]
+    for name in ("KVKEEP_PORT", "KVKEEP_HTTP_PORT"):
+        assert unknown_variables({name: "5555"}) == [name]

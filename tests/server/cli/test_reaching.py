@@ -30,6 +30,14 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as caught:
         reaching.place("somewhere")
     assert ended(capsys, caught).startswith("2 kvkeep: INVALID_URL: endpoint: server URL")
+    # What else is wrong is for launch to say, and a file is read only where it may be needed.
+    monkeypatch.setenv("KVKEEP_L1_SIZE", "wrong")
+    assert reaching.place(None).url == "ipc:///c/d"
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", "/nowhere")
+    assert reaching.place("ipc:///a/b").url == "ipc:///a/b"
+    with pytest.raises(SystemExit) as caught:
+        reaching.place(None)
+    assert ended(capsys, caught).startswith("2 kvkeep: INVALID_CONFIG: LMCACHE_CONFIG_FILE=")
 
 
 def test_nobody_and_a_refusal_are_told_apart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from protocol import __version__
 from server import config
 from server.cli import setupcheck
 from server.cli.findings import Finding, Level
+from tests.repository import tree
 from tests.wire.process import ServerProcess, wait_until
 
 
@@ -22,6 +24,9 @@ def test_versions_are_told_and_what_is_missing_is_an_error(monkeypatch: pytest.M
     told = setupcheck.versions()
     assert told.level is Level.OK
     assert f"kvkeep {__version__}; pyzmq " in told.text
+    text = (tree.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    needed = text.partition("\ndependencies = [")[2].partition("\n]")[0]
+    assert sorted(re.findall(r'"([a-z-]+)>=', needed)) == sorted(setupcheck.PACKAGES)
     monkeypatch.setattr(setupcheck, "PACKAGES", ("click", "no-such-package"))
     told = setupcheck.versions()
     assert told.level is Level.ERROR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -12,12 +13,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
-from server.cli import cli, top
+from server import asking
+from server.cli import cli, reaching, top
 from server.cli.rates import Moment
 from tests.server.cli.cached import FIRST, Cached, keys_of
 from tests.server.cli.told import STATS, reply
@@ -86,6 +88,40 @@ def test_lines_for_programs_until_ctrl_c_and_beyond_the_server(holding: Cached) 
     finally:
         running.kill()
         running.wait()
+
+
+def test_it_ends_when_nobody_reads_its_lines_any_more(holding: Cached) -> None:
+    running = program(holding.server.url, "--json")
+    try:
+        assert line(running)["reasons"] == []
+        assert running.stdout is not None
+        running.stdout.close()
+        assert running.wait(20) == 0
+        assert running.stderr is not None
+        with running.stderr as said:
+            assert said.read() == b""
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_a_server_that_goes_while_it_is_greeted_is_away_and_no_reader_that_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(side_path: str, limit_s: float, command: str) -> NoReturn:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    told = []
+
+    def show(found: dict[str, Any]) -> None:
+        told.append(found)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking, "connected", gone)
+    with pytest.raises(KeyboardInterrupt):
+        top.watch(reaching.Place("ipc:///x", "/x.side"), 0.01, show)
+    assert told == [{"away": "no answer from ipc:///x: Broken pipe"}] * 2
 
 
 def test_on_a_terminal_it_shows_itself_until_ctrl_c(holding: Cached) -> None:

@@ -35,6 +35,10 @@ def test_addresses(text: str, host: str, port: int) -> None:
         ("[127.0.0.1]:1", "no IPv6 address"),
         ("a b:1", "neither an address nor a name"),
         (":80", "neither an address nor a name"),
+        ("node..cluster:80", "neither an address nor a name"),  # no resolver is asked for these
+        ("node-.cluster:80", "neither an address nor a name"),
+        (f"{'n' * 64}.cluster:80", "neither an address nor a name"),
+        (f"{'n.' * 127}n:80", "neither an address nor a name"),
         ("http://x:80", "in brackets"),
     ],
 )

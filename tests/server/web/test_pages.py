@@ -89,6 +89,17 @@ def test_another_servers_name_is_refused_on_loopback(client: Client) -> None:
     assert Client(view(GOOD, status()), "0.0.0.0").get("/metrics", host="node-7:9177")[0] == 200
 
 
+def test_more_fields_than_anybody_needs_are_the_askers_fault(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in ("/metrics", "/readyz", "/api/status"):
+        code, content = client.get(path, query="&".join(["x=1"] * 17))
+        assert (code, content) == (400, b"at most 16 fields behind the ?\n")
+    assert client.asked == 0
+    assert not caplog.records  # or whoever asks so would fill the log
+    assert client.get("/metrics", query="&".join(["x=1"] * 16))[0] == 200
+
+
 def test_health_says_200_or_503_and_why() -> None:
     good = Client(view(GOOD, status()))
     assert json.loads(good.get("/healthz")[1])["status"] == "ok"
