@@ -55,9 +55,9 @@ class AdoptionMachine(CoreMachine):
         before = reborn.held(old.core, rooted=True) if at_rest else None
         there = [one.geometry for one in old.extents.values() if not one.removed]
         there_bytes = sum(one.file_bytes for one in there)
-        for jobs in self.stuck.values():  # their copier is none of the next server's
+        for jobs in old.stuck.values():  # their copier is none of the next server's
             old.jobs.update((-1 - len(old.jobs), job) for job in jobs)
-        self.stuck.clear()
+        old.stuck.clear()
         reborn.kill(old)
         self.alive, self.awaited = [], []
         extents, slots = 7 + number % 5 * (number % 3 - 1), 6 + number % 2 * 3

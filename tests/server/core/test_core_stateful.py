@@ -41,7 +41,6 @@ class CoreMachine(RuleBasedStateMachine):
         )
         self.alive: list[Engine] = []
         self.num_engines = 0
-        self.stuck: dict[tuple[int, int], list[fx.StartCopy]] = {}
         self.num_stuck = 0
         #: What to do when a reply comes: (engine, seq) to a callback.
         self.awaited: list[tuple[Engine, int, Callable[[m.Body | None], None]]] = []
@@ -131,7 +130,12 @@ class CoreMachine(RuleBasedStateMachine):
             engine.session = 0
             engine.to_map, engine.to_unmap = [], []
             self.alive.remove(engine)
-            self.wait(engine, body)
+
+            def ended(reply: m.Body | None) -> None:
+                # As for a CANCEL; and whatever its stores were, none of them copies any more.
+                assert reply is None or not self.world.copies_of(engine.process)
+
+            self.wait(engine, body, ended)
 
     @rule(number=numbers)
     def report(self, number: int) -> None:
@@ -166,6 +170,8 @@ class CoreMachine(RuleBasedStateMachine):
         engine.copied = None  # type: ignore[attr-defined]
 
         def stored(reply: m.Body | None) -> None:
+            if engine.current != body.store:  # type: ignore[attr-defined]
+                return  # its CANCEL gave up waiting before it, and another one is under way
             if isinstance(reply, m.StoreReply) and reply.copied:
                 engine.copied = (body.store, reply.copied)  # type: ignore[attr-defined]
             else:
@@ -199,15 +205,16 @@ class CoreMachine(RuleBasedStateMachine):
         if engine is None or not getattr(engine, "storing", False):
             return
 
-        def cancelled(reply: m.Body | None) -> None:
-            # No copy can touch the pool any more, whatever was asked before; past its deadline
-            # a CANCEL is answered so, and goes on.
-            assert reply is None or not any(
-                self.world.pools.get(job.pool) == engine.process for job in self.world.jobs.values()
-            )
-            engine.storing, engine.copied = False, None  # type: ignore[attr-defined]
-
         current = engine.current  # type: ignore[attr-defined]
+
+        def cancelled(reply: m.Body | None) -> None:
+            # No copy of it can touch the pool any more, nor one of a copier that hangs; past its
+            # deadline a CANCEL is answered so, and goes on. A STORE whose copier hangs is answered
+            # before its CANCEL: by then the next one may be under way.
+            assert reply is None or not self.world.copies_of(engine.process, current)
+            if engine.current == current:  # type: ignore[attr-defined]
+                engine.storing, engine.copied = False, None  # type: ignore[attr-defined]
+
         self.wait(engine, m.Cancel(session=engine.session, store=current), cancelled)
 
     @rule(number=numbers, name=chains, branch=st.integers(0, 1), stop=st.integers(1, LENGTH))
@@ -357,12 +364,9 @@ class CoreMachine(RuleBasedStateMachine):
         running = sorted(self.world.running)
         copier = running[number // 16 % len(running)]
         others = [job for job in self.world.jobs.values() if job.copier != copier]
-        hangs = bool(number % 8) and len(self.stuck) < 2
-        if hangs:
-            self.num_stuck += 1
-            self.stuck[copier, self.num_stuck] = self.world.lose(copier, self.num_stuck)
-        else:
-            self.world.lose(copier)
+        hangs = bool(number % 8) and len(self.world.stuck) < 2
+        self.num_stuck += hangs
+        self.world.lose(copier, self.num_stuck if hangs else 0)
         self.settle()
         assert all(self.world.jobs.get(job.job) is job for job in others), "others noticed"
         restart = fx.StartCopier(fx.CopierId(copier), b"")
@@ -371,21 +375,9 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def stuck_copier_dies(self, number: int) -> None:
-        if self.stuck and number % 2 == 0:
-            self.see_stuck_die(min(self.stuck))
-
-    def see_stuck_die(self, which: tuple[int, int]) -> None:
-        """Until the very end it may write where it was told to."""
-        for job in self.stuck.pop(which):
-            shadow, claimed = self.world.extents[job.extent], self.world.claimed()
-            assert not shadow.removed
-            for slot, part in self.world.targets(job):
-                assert shadow.records[slot] is None, "published under a stuck copier"
-                assert (job.extent, slot) not in claimed, "read under a stuck copier"
-                shadow.content[slot][part] = "torn"
-        copier, life = which
-        self.world.core.copier_gone(fx.CopierId(copier), life, self.world.now_ns)
-        self.settle()
+        if self.world.stuck and number % 2 == 0:
+            self.world.see_stuck_die(*min(self.world.stuck))
+            self.settle()
 
     @invariant()
     def nothing_read_changed(self) -> None:
@@ -395,8 +387,9 @@ class CoreMachine(RuleBasedStateMachine):
         """When all engines are gone and every copy ended, nothing is held for anybody."""
         for engine in list(self.alive):
             engine.die()
-        for which in list(self.stuck):
-            self.see_stuck_die(which)
+        for which in list(self.world.stuck):
+            self.world.see_stuck_die(*which)
+            self.settle()
         for _ in range(10_000):
             while self.world.jobs:
                 self.world.finish(next(iter(self.world.jobs)))

@@ -121,6 +121,50 @@ def test_a_cancel_and_an_unregister_have_deadlines_and_go_on_all_the_same() -> N
     assert world.core.drained()
 
 
+def test_a_cancel_awaits_the_hanging_copier_of_its_store_and_no_copy_of_another() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    first = a.store_body(chain("x", 4))
+    stored = a.send(first)
+    cancel = a.begin(m.Cancel(session=a.session, store=first.store))
+    world.lose(fx.HOST_COPIER, stuck_life=1)
+    world.begin(fx.StartCopier(fx.HOST_COPIER, b""))
+    world.pump()
+    with pytest.raises(ReplyError, match="COPY_FAILED"):
+        a.answer(stored)
+    second = a.store_body(chain("y", 2))
+    a.begin(second)
+    assert world.copies_of(a.process, first.store)
+    assert cancel not in a.replies  # the hanging copier has the pool's pages still
+    world.see_stuck_die(fx.HOST_COPIER, 1)
+    world.pump()
+    assert not world.copies_of(a.process, first.store)
+    assert world.copies_of(a.process, second.store)
+    assert isinstance(a.answer(cancel), m.Done)
+
+
+def test_an_unregister_awaits_a_hanging_copier_and_the_copies_of_the_next() -> None:
+    world = World(config(), auto_copies=False)
+    a = world.engine("a")
+    a.register(namespace())
+    a.begin(a.store_body(chain("x", 4)))
+    world.lose(fx.HOST_COPIER, stuck_life=1)
+    world.begin(fx.StartCopier(fx.HOST_COPIER, b""))
+    world.pump()
+    a.begin(a.store_body(chain("y", 2)))
+    gone = a.begin(a.unregister_body())
+    world.finish(next(iter(world.jobs)))
+    world.pump()
+    assert gone not in a.replies
+    assert world.copies_of(a.process)
+    world.see_stuck_die(fx.HOST_COPIER, 1)
+    world.pump()
+    assert isinstance(a.answer(gone), m.Done)
+    assert not world.copies_of(a.process)
+    assert world.core.drained()
+
+
 def test_an_uncommitted_store_goes_after_its_time() -> None:
     world = World(config())
     a = world.engine("a")

@@ -73,6 +73,10 @@ class World:
     auto_copiers: bool = True
     extents: dict[int, ExtentShadow] = field(default_factory=dict)
     jobs: dict[int, fx.StartCopy] = field(default_factory=dict)
+    #: What copiers that were killed and do not die are still at, by copier and life.
+    stuck: dict[tuple[int, int], list[fx.StartCopy]] = field(default_factory=dict)
+    #: Process of each copy, and that one's newest STORE, as if it had one after the other.
+    store_of: dict[int, tuple[int, int]] = field(default_factory=dict)
     pools: dict[int, int] = field(default_factory=dict)
     #: Copier of each pool that is open, and copiers that run.
     copier_of: dict[int, int] = field(default_factory=dict)
@@ -269,12 +273,30 @@ class World:
         ]
         self.running.discard(copier)
         if stuck_life:
+            self.stuck[copier, stuck_life] = had
             self.core.copier_stuck(fx.CopierId(copier), stuck_life, self.now_ns)
         else:
             self.core.copier_lost(fx.CopierId(copier), self.now_ns)
         return had
 
+    def see_stuck_die(self, copier: int, life: int) -> None:
+        """Until the very end it may write where it was told to."""
+        for job in self.stuck.pop((copier, life)):
+            shadow, claimed = self.extents[job.extent], self.claimed()
+            assert not shadow.removed
+            for slot, part in self.targets(job):
+                assert shadow.records[slot] is None, "published under a stuck copier"
+                assert (job.extent, slot) not in claimed, "read under a stuck copier"
+                shadow.content[slot][part] = "torn"
+        self.core.copier_gone(fx.CopierId(copier), life, self.now_ns)
+
     # --- copies and records ---------------------------------------------------------------
+
+    def copies_of(self, process: int, store: int = 0) -> list[fx.StartCopy]:
+        """Copies that may still touch a process's pool, of one STORE or of all of them."""
+        jobs = [*self.jobs.values(), *(job for jobs in self.stuck.values() for job in jobs)]
+        owners = [(job, *self.store_of[job.job]) for job in jobs]
+        return [job for job, whose, which in owners if whose == process and store in (0, which)]
 
     def targets(self, job: fx.StartCopy) -> list[tuple[int, int]]:
         geometry = self.extents[job.extent].geometry
@@ -299,6 +321,8 @@ class World:
             assert not shadow.generations[slot], "a late reader's check would miss this copy"
             assert (job.extent, slot) not in claimed, "a copy over what somebody reads"
             shadow.content[slot][part] = "torn"
+        process = self.pools[job.pool]
+        self.store_of[job.job] = process, self.engines[process].next_store - 1
         self.jobs[job.job] = job
         if self.auto_copies:
             self.finish(job.job)
