@@ -66,12 +66,15 @@ def complete_nodes(
     Args:
         index: whose.
         begin: first number that is looked at.
-        most_looked: numbers looked at.
+        most_looked: numbers looked at; without full attention, where each of them is as many looks
+            as there are shards, looks.
         most: nodes wanted.
 
     Returns:
         int64[n], and the first number that was not looked at; None when all were.
     """
+    if not index._num_full:
+        most_looked = max(1, most_looked // index.num_shards)
     end = min(begin + most_looked, index._num_taken)
     numbers = np.arange(min(begin, end), end, dtype=np.int64)
     found = numbers[complete_of(index, numbers)]

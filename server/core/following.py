@@ -38,7 +38,8 @@ MAX_WAITING = 256
 """EVENTS that wait at once."""
 
 PAGE_NODES = 1 << 15
-"""Places of an index that one page of a snapshot looks at."""
+"""Places of an index that one page of a snapshot looks at; shards of them where no group has full
+attention."""
 
 LANE = "events"
 

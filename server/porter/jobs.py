@@ -23,6 +23,7 @@ from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
 from server.porter.notes import Warned
 from server.porter.pace import Pace
+from server.porter.unreadable import Unreadable
 from server.porter.vault import Open, Vault
 from server.porter.wire import Answer, Command, Kind
 from server.tiers.interface import Moving, Name, Part, Tier, TierError, Touching
@@ -75,6 +76,7 @@ class Performer:
         self._moved = moved
         self._warned = warned or Warned()
         self._listings = Listings(tier, moved)
+        self._unreadable = Unreadable()
         if isinstance(tier, Moving):
             tier.moved = moved
         self._due_s: dict[int, float] = {}
@@ -169,10 +171,13 @@ class Performer:
             answers = self._tier.batch_get_into(lent)
         if len(answers) != len(parts):
             return answers  # refused by who asked
-        return [
+        statuses = [
             self._vault.check(part, filled, parent) if status == Status.OK else status
             for part, filled, parent, status in zip(parts, lent, parents, answers, strict=True)
         ]
+        for part, status in zip(parts, statuses, strict=True):
+            self._unreadable.came(part.name, status)
+        return statuses
 
     def _put(self, parts: Sequence[Part], parents: Sequence[bytes]) -> list[Status]:
         self._pace_out.wait(sum(part.payload_bytes for part in parts))
@@ -180,8 +185,25 @@ class Performer:
         sealed = map(self._vault.seal, parts, lent, parents)
         if not all([*sealed]):  # parts of a job are one namespace's
             return [Status.LOCKED] * len(parts)
+        self._make_way(parts)
         with self._calling(CALL_S):
             return self._tier.batch_put(lent)
+
+    def _make_way(self, parts: Sequence[Part]) -> None:
+        """Removes what a tier has of parts and could not be read: else it would not be replaced.
+
+        Raises:
+            BaseException: whatever the tier raises; nothing is put then.
+        """
+        found = self._unreadable.take(part.name for part in parts)
+        if not found:
+            return
+        try:
+            with self._calling(CALL_S):
+                self._tier.delete(found)
+        except BaseException:
+            self._unreadable.note(found)
+            raise
 
     def _probe(self, command: Command) -> int:
         keys, shards, first = _keys(command), command.shards, command.first

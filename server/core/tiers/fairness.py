@@ -2,8 +2,9 @@
 
 Purpose: an engine that has a great deal promoted does not hold up another one's few chunks. What
 one of them waits for is read in its order; whoever got least is next; and while several want
-something, none has more than its share of the window on its way, and one read besides. Must not
-know: what is read, who they are. Runs in: the loop thread.
+wait, none has more than its share of the window on its way, and one read besides: who only has
+something on its way holds nobody back. Must not know: what is read, who they are. Runs in: the
+loop thread.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class FairQueue(Generic[R]):
         """
         if not self._num_waiting:
             return None
-        share = self._share()
+        share = self._window_bytes // self._waiting()
         for flow in sorted(self._flows.values(), key=lambda one: (one.served, one.flying)):
             if not flow.waiting:
                 continue
@@ -122,14 +123,20 @@ class FairQueue(Generic[R]):
             fits: as for ``take``.
         """
         flow = self._flows.get(name)
-        if not self._flows or (flow is not None and len(self._flows) == 1):
-            return not self._num_waiting and fits(1)
+        is_waiting = flow is not None and bool(flow.waiting)
+        others_waiting = self._waiting() - is_waiting
+        if not others_waiting and not is_waiting and fits(1):
+            return True
+        others = len(self._flows) - (flow is not None)
+        if not others:
+            return False
         # Others have more than their share on the way, or will be held back for it.
         mine_bytes = 0 if flow is None else flow.flying + flow.waiting_bytes
-        return mine_bytes < self._window_bytes // (len(self._flows) + (flow is None))
+        return mine_bytes < self._window_bytes // ((others_waiting or others) + 1)
 
-    def _share(self) -> int:
-        return self._window_bytes // max(1, len(self._flows))
+    def _waiting(self) -> int:
+        """How many of them wait for something."""
+        return sum(bool(flow.waiting) for flow in self._flows.values())
 
     def _forget(self, name: Hashable, flow: Flow[R]) -> None:
         if not flow.waiting and not flow.flying:

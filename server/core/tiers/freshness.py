@@ -3,8 +3,9 @@
 Purpose: what L1 always has is never read from a tier, so it grows old there and goes; and a store
 may lose anything at any time. So each chain that is used is named to each tier once in a round:
 the tier counts that as a use, and what it says is gone is written to it again. A round ends by
-time, when a quarter of a tier was read or written, and when a tier comes back. Must not know: how
-chunks are written, how a tier knows. Runs in: the loop thread.
+time, when a quarter of a tier was read or written, and when a tier comes back. A tier that does not
+answer is not waited for, nor asked anything more until it does. Must not know: how chunks are
+written, how a tier knows. Runs in: the loop thread.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ never the oldest."""
 
 PAUSE_NS = 50_000_000
 """Between two questions: ten thousand parts a second are a few percent of a porter's core."""
+
+ANSWER_NS = 10 * SECOND_NS
+"""Longest wait for answers: a tier that is slower, because its porter hangs in a write for
+instance, does not keep the others from being asked."""
 
 MAX_NOTED = 4096
 """Chains that wait to be looked after; further ones are when they are used again."""
@@ -118,6 +123,7 @@ class Freshness:
         self._fault = fault
         self._noted: OrderedDict[tuple[Fingerprint, int], Noted] = OrderedDict()
         self._task: Task | None = None
+        self._silent: set[int] = set()  # numbers of tiers that still owe an answer
         self._carried = [0 for _ in writers]
         self._begun_ns = 0
         self._is_returned = False
@@ -211,13 +217,12 @@ class Freshness:
         """Names chunks to each tier that is counted on for them; then has written what lacks."""
         questions = []
         for writer in self._writers:
-            if writer.tier.is_open:
+            if writer.tier.is_open and writer.tier.number not in self._silent:
                 question = self._question(noted, writer, nodes)
                 if question is not None:
                     questions.append(question)
         if questions:
-            while not all(question.is_over for question in questions):
-                yield WAIT
+            yield from self._answers(questions)
         idle = [writer for writer in self._writers if not writer.num_waiting]
         for question in questions:
             self._answered(noted, question)
@@ -228,6 +233,13 @@ class Freshness:
             yield MORE
         if questions:
             yield from self._rest()
+
+    def _answers(self, questions: list[Question]) -> Generator[Pause, None, None]:
+        due_ns = self._timers.clock.now_ns + ANSWER_NS
+        timer = self._timers.at(due_ns, self._wake)
+        while self._timers.clock.now_ns < due_ns and not all(one.is_over for one in questions):
+            yield WAIT
+        self._timers.cancel(timer)
 
     def _rest(self) -> Generator[Pause, None, None]:
         due_ns = self._timers.clock.now_ns + PAUSE_NS
@@ -245,11 +257,13 @@ class Freshness:
 
         def ended(statuses: bytes | None) -> None:
             question.is_over = True
+            self._silent.discard(writer.tier.number)
             if statuses is not None:
                 question.statuses = np.frombuffer(statuses, np.uint8).reshape(-1, num_shards)
             self._wake()
 
         keys = noted.index.keys_of(nodes).tobytes()
+        self._silent.add(writer.tier.number)
         self._tiers.touch(writer.tier, noted.owner, keys, ended)
         return question
 

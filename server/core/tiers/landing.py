@@ -1,9 +1,10 @@
 """What came of a run: which chunks are whole and sound, and their way into the index.
 
 Purpose: chunks are published in order, as far as every part that they need came sound; the first
-other one ends the run, and what a tier claimed and has not, or has spoilt, it is told to forget. A
-part of a window group that did not come leaves its cell empty: a LOOKUP sees that. Must not know:
-how values are read, who waits. Runs in: the loop thread.
+other one ends the run, and what a tier claimed and has not, or has spoilt, it is told to forget.
+What it has and this server has no key for stays there, for servers that have it. A part of a window
+group that did not come leaves its cell empty: a LOOKUP sees that. Must not know: how values are
+read, who waits. Runs in: the loop thread.
 """
 
 from __future__ import annotations
@@ -122,13 +123,17 @@ class Landing:
         if tier is None or not tier.policy.writes or run.is_cleared:
             return
         bad = np.zeros(piece.end - piece.first, dtype=np.bool_)
+        locked = np.zeros_like(bad)
         for span in piece.spans:
             if span.share.is_needed:
                 statuses, at = _statuses(piece, span), span.first - piece.first
                 bad[at : at + span.length] |= statuses == Status.CORRUPT
                 bad[at : at + span.length] |= statuses == Status.ABSENT
-                bad[at : at + span.length] |= statuses == Status.LOCKED
-        keys = [run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(bad)]
+                locked[at : at + span.length] |= statuses == Status.LOCKED
+        if locked.any():
+            # Others may have the key. The next write of it here takes its place.
+            self._not_there(run, _keys(run, piece, locked), tier.bit)
+        keys = _keys(run, piece, bad)
         if keys:
             run.num_drops += 1
             dropped = partial(self._dropped, run, keys, tier.bit)
@@ -137,12 +142,16 @@ class Landing:
 
     def _dropped(self, run: Run, keys: list[bytes], bit: int, is_done: bool) -> None:
         run.num_drops -= 1
+        # What L1 holds of them went below, too: it is written again with the rest.
+        self._not_there(run, keys, bit)
+        self._wake(run)
+
+    def _not_there(self, run: Run, keys: list[bytes], bit: int) -> None:
+        """L1 does not count on a tier for chunks any more."""
         index = run.index
         if index is run.owner.index:
-            # What L1 holds of them went below, too: it is written again with the rest.
             cells = index.cells[[node for node in index.find_all(keys) if node != ABSENT]]
             index.slots.tiers[cells[cells != ABSENT]] &= np.uint8(~bit & 0xFF)
-        self._wake(run)
 
     def _lock(self, run: Run, good: int) -> None:
         """Locks the last chunk before ``good`` while it is reserved still.
@@ -179,6 +188,11 @@ def unlock(run: Run) -> None:
 
 def _statuses(piece: Piece, span: Span) -> NDArray[np.uint8]:
     return np.frombuffer(piece.statuses, np.uint8)[span.at : span.at + span.length]
+
+
+def _keys(run: Run, piece: Piece, chosen: NDArray[np.bool_]) -> list[bytes]:
+    """Of the chosen ones of a piece's chunks."""
+    return [run.key(piece.first + int(chunk)) for chunk in np.flatnonzero(chosen)]
 
 
 def _rows(sound: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

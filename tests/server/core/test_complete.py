@@ -90,3 +90,15 @@ def test_with_windows_only_the_first_shard_makes_it() -> None:
     assert filled.publish([nodes[0]], 0) == []
     filled.index.remove_line([nodes[4]])
     filled.check(nodes[:4])
+
+
+@pytest.mark.parametrize(("full", "looked"), [((True,) * 4, 8), ((False,) * 4, 2)])
+def test_a_page_without_full_attention_looks_at_as_many_cells_and_not_nodes(
+    full: tuple[bool, ...], looked: int
+) -> None:
+    filled = Filled(full, () if full[0] else ((0, 1, 2, 3),))
+    filled.index.add_chain(chain("x", 12), ROOT, 1)
+    _, end = complete_nodes(filled.index, 1, 8, 100)
+    assert end == 1 + looked
+    _, end = complete_nodes(filled.index, 1, 1, 100)
+    assert end == 2, "it always gets on"

@@ -206,6 +206,24 @@ def test_without_the_package_the_line_says_what_to_install(
         vault_of(tier, keys)
 
 
+def test_what_cannot_be_removed_is_not_put_and_is_removed_later(
+    tier: MemoryTier, keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tier, Open())
+    rig.put(1)
+    locked = Rig(tier, vault_of(tier, keys))
+    assert locked.get(1) == [LOCKED]
+    with monkeypatch.context() as patch:
+
+        def fails(names: object) -> None:
+            raise TierError("not now")
+
+        patch.setattr(tier, "delete", fails)
+        assert locked.put(1) == [Status.ERROR]
+    assert locked.put(1, 2) == locked.get(1, 2) == [OK] * 2
+    assert [call for call in tier.calls if "delete" in call] == ["delete 1"]
+
+
 # --- real tiers ---------------------------------------------------------------------------------
 
 
@@ -255,6 +273,12 @@ def test_on_real_tiers(real: tuple[Tier, Path | int], keys: str, tmp_path: Path)
     assert rig.get(3, 1) == [OK] * 2
     other = Rig(tier, vault_of(tier, written(tmp_path, f"first = {SECOND}")))
     assert set(other.get(1)) == {LOCKED}
+    assert rig.get(1) == [OK], "who has the key still reads it"
+    assert other.put(1, 2) == [OK] * 2
+    assert other.get(1) == [OK], "in place of what it could not read"
+    assert other.get(2) == [LOCKED], "which it had not read yet"
+    assert rig.get(1) == [LOCKED]
+    assert rig.put(1) == rig.get(1) == [OK]
     flipped(place, rig.plain[2 * PAGE : 2 * PAGE + 64])
     assert set(rig.get(1, 2, 3)) == {CORRUPT}
 
@@ -286,4 +310,5 @@ def test_on_stores_far_away(
         other = Rig(tier, vault_of(tier, written(tmp_path, f"first = {SECOND}")))
         assert set(other.get(1, 2)) == {LOCKED}
         assert Rig(tier, Open()).get(2) == [LOCKED]
+        assert other.put(1, 2) == other.get(1, 2) == [OK] * 2
         tier.close()

@@ -29,6 +29,8 @@ class Manner:
     #: Names that it claims and has not.
     lost: set[Name] = field(default_factory=set)
     spoilt: set[Name] = field(default_factory=set)
+    #: Names of which it has what this server has no key for.
+    locked: set[Name] = field(default_factory=set)
     #: More chunks than it has that it claims.
     boast: int = 0
 
@@ -132,6 +134,8 @@ class ReadWorld(TierWorld):
             return Status.ERROR
         if name in manner.spoilt:
             return Status.CORRUPT
+        if name in manner.locked:
+            return Status.LOCKED
         if name not in tier.store or name in manner.lost:
             return Status.ABSENT
         shadow.content[slot] = [(name[1], name[2])] * len(shadow.content[slot])

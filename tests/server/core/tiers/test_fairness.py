@@ -67,9 +67,30 @@ def test_a_little_of_one_goes_before_the_much_of_another_that_came_first() -> No
     bench.end()
     assert bench.send() == "bbbbbbbb", "the first room that comes is theirs, all of it"
     bench.end(4)
-    assert bench.send() == "aaa", "with others here, no more than a share and one"
+    assert bench.send() == "aaaa", "what fits, for nobody else waits"
     bench.end(8)
-    assert bench.send() == "aa", "and all of it again without them"
+    assert bench.send() == "a", "and all of it again without them"
+
+
+def test_while_several_wait_none_has_more_than_a_share_and_one() -> None:
+    bench = Bench()
+    bench.add("b", 20, 50)
+    bench.add("a", 20, 50)
+    assert len(bench.send()) == 5
+    for flow in "ab":
+        assert sum(one.num_bytes for one in bench.flying if one.flow == flow) <= 60
+
+
+def test_a_slow_read_of_one_that_wants_nothing_more_takes_only_its_own_room() -> None:
+    bench = Bench()
+    bench.add("slow", 20)
+    assert bench.send() == "slow"
+    bench.add("a", 10, 50)
+    assert bench.send() == "a" * 8
+    assert not bench.queue.has_room("a", bench.fits)
+    bench.queue.ended(bench.flying.pop())
+    bench.queue.empty()
+    assert bench.queue.has_room("a", bench.fits), "beyond half of the window"
 
 
 def test_two_that_want_much_get_the_same_whatever_their_pieces() -> None:

@@ -259,3 +259,32 @@ def test_two_tiers_are_told_at_once() -> None:
     world.pump()
     engine.lookup(keys)
     assert [job.tier for job in world.tier_jobs.values() if isinstance(job, fx.TierTouch)] == [0, 1]
+
+
+def test_a_tier_that_does_not_answer_does_not_hold_the_others_up() -> None:
+    world, engine = begin(TierConfig("a"), TierConfig("b"), auto_tiers=False)
+    chains = [chain(f"{number}", 3) for number in range(4)]
+    for keys in chains:
+        engine.save(keys)
+        while world.tier_jobs:
+            world.answer(next(iter(world.tier_jobs)))
+            world.pump()
+
+    def look(numbers: range) -> None:
+        for number in numbers:
+            engine.lookup(chains[number], request=number)
+        for _ in range(20):
+            for job in world.live(1, fx.TierTouch):
+                world.answer(job.job)
+            world.wait(SECOND)
+
+    look(range(3))
+    asked = [effect for effect in world.log if isinstance(effect, fx.TierTouch)]
+    assert [job.keys[:16] for job in asked if job.tier == 1] == [keys[0] for keys in chains[:3]]
+    assert len([job for job in asked if job.tier == 0]) == 1, "no second question before an answer"
+    assert world.core.stats()["chains_to_look_after"] == 0
+    (late,) = world.live(0, fx.TierTouch)
+    world.answer(late.job)
+    world.pump()
+    look(range(3, 4))
+    assert [job.keys[:16] for job in world.live(0, fx.TierTouch)] == [chains[3][0]]

@@ -172,3 +172,23 @@ def test_what_l1_holds_of_a_spoilt_chunk_is_written_again() -> None:
     assert second.save(keys) == 2
     world.pump()
     assert world.names_of(engine, keys) <= world.tiers[0].store
+
+
+def test_what_this_server_has_no_key_for_stays_below_and_is_written_anew() -> None:
+    world, engine = world_of(TierConfig("w"), space="tp", extents=6, slots=8)
+    second = world.engine("a", 1)
+    second.register(engine.space)
+    keys = chain("x", 2)
+    assert engine.save(keys) == 2
+    world.give(0, engine, keys)
+    world.manners[0].locked = {name for name in world.names_of(engine, keys) if name[2] == 1}
+    engine.lookup(keys)
+    assert engine.answer(query(engine)).ready == 0
+    assert world.core.stats()["miss_chunks_corrupt"] == 2
+    assert world.names_of(engine, keys) <= world.tiers[0].store, "others may have the key"
+    assert not any(isinstance(effect, fx.TierDrop) for effect in world.log)
+    before = len(world.log)
+    assert second.save(keys) == 2
+    world.pump()
+    puts = [effect for effect in world.log[before:] if isinstance(effect, fx.TierPut)]
+    assert {name for put in puts for name in world.names(put)} >= world.manners[0].locked
