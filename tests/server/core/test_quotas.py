@@ -163,6 +163,19 @@ def test_a_salt_never_takes_more_than_its_limit_and_evicts_its_own() -> None:
     assert 8 * PAGE <= row.held_bytes <= 12 * PAGE
 
 
+def test_a_limit_spent_in_one_namespace_makes_room_there_for_stores_in_another() -> None:
+    _, a, b = two()
+    a.tenant = b.tenant = SALT
+    allot(a, SALT, 0, 12)
+    old, new = chain("o", 8), chain("n", 4)
+    assert [a.save(old), a.save(new)] == [8, 4]
+    mine = chain("m", 8)
+    assert b.save(mine) == 8
+    assert [ready(a, old), ready(a, new), ready(b, mine)] == [0, 4, 8]
+    (row,) = allot(a, SALT, 0, 12)
+    assert row.held_bytes == 12 * PAGE
+
+
 def test_a_prompt_longer_than_its_salts_limit_is_stored_as_far_as_that_goes() -> None:
     world = World(config(extents=8, slots=8))
     a = world.engine("a")
