@@ -172,30 +172,41 @@ class Quotas:
         account = self.accounts.by_number[number]
         return account.taken_bytes < account.floor_bytes
 
-    def may_give(self, extent: Extent) -> bool:
-        """Whether others may be given an extent: its namespace is left its floor without it.
+    def may_give(self, extent: Extent, is_own: bool = False) -> bool:
+        """Whether an extent may be emptied: its namespace is left its floor without it.
 
-        Nor does it hold anything of a salt that is not above its own; that costs a look at every
-        slot, where salts have quotas.
+        Nor does it hold anything of a salt that has no slot of it above its own; that costs a look
+        at every slot, where salts have quotas.
+
+        Args:
+            extent: which.
+            is_own: its namespace's own limit takes it, against which its floor is no help.
         """
         owner = extent.owner
-        floor_bytes = self.of(owner).floor_bytes
-        held_bytes = extent.num_held * extent.geometry.slot_bytes
+        slot_bytes = extent.geometry.slot_bytes
+        floor_bytes = 0 if is_own else self.of(owner).floor_bytes
+        held_bytes = extent.num_held * slot_bytes
         if floor_bytes and owner.held_bytes - held_bytes < floor_bytes:
             return False
         full = {
             account.number
             for account in self.accounts.by_number.values()
-            if account.floor_bytes and account.held_bytes <= account.floor_bytes
+            if account.floor_bytes and account.held_bytes - slot_bytes < account.floor_bytes
         }
         return not full or full.isdisjoint(_accounts_in(extent))
 
-    def may_lose(self, owner: Owner, node: int) -> bool:
-        """Whether others may have a leaf dropped."""
+    def may_lose(self, owner: Owner, node: int, is_own: bool = False) -> bool:
+        """Whether a leaf may be dropped for others.
+
+        Args:
+            owner: its namespace.
+            node: which.
+            is_own: its namespace's own limit has it dropped, against which its floor is no help.
+        """
         if not self.namespaces and not self.accounts.by_number:
             return True
         num_bytes = node_bytes(owner, owner.index, node)
-        floor_bytes = self.of(owner).floor_bytes
+        floor_bytes = 0 if is_own else self.of(owner).floor_bytes
         if floor_bytes and owner.held_bytes - num_bytes < floor_bytes:
             return False
         number = owner.index.account[node]

@@ -164,27 +164,38 @@ class Reclaimer:
     def trim(self, owner: Owner) -> Steps:
         """Takes extents of an owner until it is within its quota's limit, as far as may be.
 
-        The last one of each shard stays while it has engines, and so does what is in use.
+        The last one of each shard stays while it has engines, and so does what is in use, or what
+        salts' floors keep. The namespace's own floor is against others: it keeps nothing here.
 
         Args:
             owner: whose.
         """
-        while (self._quotas.space_room(owner) or 0) + _bytes_on_their_way(owner) < 0:
+        while self._is_over(owner):
             extents = [extent for of_shard in owner.extents for extent in of_shard]
-            now_ns = self._clock.now_ns
-            candidates = [
-                extent
-                for extent in extents
-                if extent.not_before_ns <= now_ns
-                and self._may_go(extent)
-                and not self._is_read(extent)
-            ]
-            if not candidates:
+            for extent in sorted(extents, key=lambda extent: extent.used_us):
+                if not self._may_trim(extent):
+                    continue
+                if self._quotas.may_give(extent, is_own=True):
+                    yield from self._empty(extent, is_own=True)
+                    break
+                yield MORE  # that was a look at every slot of it
+            else:
                 return
-            yield from self._empty(min(candidates, key=lambda extent: extent.used_us))
 
-    def _empty(self, extent: Extent) -> Steps:
-        """Evicts all that an extent holds; leaves it alone when something is in use."""
+    def _is_over(self, owner: Owner) -> bool:
+        return (self._quotas.space_room(owner) or 0) + _bytes_on_their_way(owner) < 0
+
+    def _may_trim(self, extent: Extent) -> bool:
+        is_due = extent.not_before_ns <= self._clock.now_ns
+        return is_due and self._may_go(extent) and not self._is_read(extent)
+
+    def _empty(self, extent: Extent, is_own: bool = False) -> Steps:
+        """Evicts all that an extent holds; leaves it alone when something is in use.
+
+        Args:
+            extent: which.
+            is_own: for its own namespace's limit, not for others.
+        """
         extent.phase = Phase.EMPTYING
         slots, owner = self._arena.slots, extent.owner
         self._dropped.clear()
@@ -205,7 +216,7 @@ class Reclaimer:
                 self._arena.forget(slot)
             else:
                 index, node = owner.index, slots.node_of[slot]
-                for pause in peel(owner, node, lambda leaf: self._drop(owner, leaf)):
+                for pause in peel(owner, node, lambda leaf: self._drop(owner, leaf, is_own)):
                     self._void(owner)
                     yield pause
                 if owner.index is index and slots.state_of[slot] == HELD:
@@ -220,8 +231,10 @@ class Reclaimer:
                 self._timers.at(self._clock.now_ns + PATIENCE_NS, self._growth.serve)
         yield MORE
 
-    def _drop(self, owner: Owner, leaf: int) -> bool:
-        if not self._arena.evictable(owner, leaf) or not self._quotas.may_lose(owner, leaf):
+    def _drop(self, owner: Owner, leaf: int, is_own: bool) -> bool:
+        if not self._arena.evictable(owner, leaf):
+            return False
+        if not self._quotas.may_lose(owner, leaf, is_own):
             return False
         self._arena.drop_leaf(owner, leaf)
         self._dropped.append(leaf)
