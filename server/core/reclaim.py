@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.ids import SessionId
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.ids import Fingerprint, SessionId
 from server.core.admission import MORE, WALK_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.extents import Extent, Phase
 from server.core.growth import RETRY_NS, Demand, Growth
 from server.core.namespaces import Owner, peel
-from server.core.quotas import Quotas
+from server.core.quotas import LOOK_SLOTS, Quotas, holds_any
 from server.core.readers import Readers
 from server.core.slots import HELD
 
@@ -25,6 +28,8 @@ LANE = "reclaim"
 CLEARLY = 2
 """Another owner's bytes must be unused this many times longer than one's own oldest."""
 MARGIN_US = 10_000
+LOOKS = 4
+"""Extents looked at in one slice for chunks of salts at their floors, of up to ``LOOK_SLOTS``."""
 PATIENCE_NS = 1_000_000_000
 """A reader that was told to unmap an extent and did not for this long is stopped or hangs: what it
 has mapped makes no room, and nobody waits for it."""
@@ -81,7 +86,8 @@ class Reclaimer:
             return False
         if self._shortage_bytes(demand) <= 0:
             return True
-        if self._victim(demand, force) is None:
+        victim, is_sure = self._victim(demand, force)
+        if victim is None and is_sure:
             return False
         self._lanes.start(LANE, self._run(demand, force), self._fault)
         return True
@@ -113,7 +119,12 @@ class Reclaimer:
             for session in extent.readers
         }
 
-    def _victim(self, demand: Demand, force: bool) -> Extent | None:
+    def _victim(self, demand: Demand, force: bool) -> tuple[Extent | None, bool]:
+        """The extent to empty next, and whether its being None is sure.
+
+        Where salts may keep what extents hold, a look at one costs so much that there are few in
+        a call. Those that are kept are left alone for a while, so that the next call goes on.
+        """
         now_ns, now_us = self._clock.now_ns, self._clock.now_us
         own = [
             extent.used_us
@@ -133,10 +144,24 @@ class Reclaimer:
             and silent.isdisjoint(extent.readers)
         ]
         candidates.sort(key=lambda extent: extent.used_us)
+        full: dict[tuple[Fingerprint, int], NDArray[np.bool_] | None] = {}
+        looks = 0
         for extent in candidates:
-            if not self._is_read(extent) and self._quotas.may_give(extent):
-                return extent
-        return None
+            if not self._quotas.leaves_floor(extent) or self._is_read(extent):
+                continue
+            key = (extent.owner.fingerprint, extent.geometry.shard)
+            if key not in full:
+                full[key] = self._quotas.full_salts(extent)
+            salts = full[key]
+            if salts is None:
+                return extent, True
+            if looks >= LOOKS:
+                return None, False
+            looks += -(-extent.geometry.num_slots // LOOK_SLOTS)
+            if not holds_any(extent, salts):
+                return extent, True
+            extent.not_before_ns = now_ns + RETRY_NS
+        return None, True
 
     def _is_read(self, extent: Extent) -> bool:
         run = slice(extent.base, extent.base + extent.geometry.num_slots)
@@ -152,10 +177,13 @@ class Reclaimer:
 
     def _run(self, demand: Demand, force: bool) -> Steps:
         while self._shortage_bytes(demand) > 0:
-            victim = self._victim(demand, force)
-            if victim is None:
+            victim, is_sure = self._victim(demand, force)
+            if victim is not None:
+                yield from self._empty(victim)
+            elif is_sure:
                 break
-            yield from self._empty(victim)
+            else:
+                yield MORE
         if self._shortage_bytes(demand) > 0:
             self._growth.give_up(demand)
         else:

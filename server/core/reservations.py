@@ -20,7 +20,6 @@ from server.core.clock import Clock
 from server.core.effects import VoidRecords
 from server.core.growth import Growth
 from server.core.index import ABSENT, ROOT
-from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.quotas import Quotas
 from server.core.roster import Roster

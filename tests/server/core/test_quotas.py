@@ -8,6 +8,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import fingerprint
 from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow, TenantKind
+from server.core.quotas import holds_any
 from tests.server.core.engine import Engine
 from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
@@ -174,6 +175,24 @@ def test_a_limit_spent_in_one_namespace_makes_room_there_for_stores_in_another()
     assert [ready(a, old), ready(a, new), ready(b, mine)] == [0, 4, 8]
     (row,) = allot(a, SALT, 0, 12)
     assert row.held_bytes == 12 * PAGE
+
+
+def test_only_salts_with_something_in_a_namespace_have_its_extents_looked_at() -> None:
+    world, a, b = two()
+    a.tenant = SALT
+    allot(a, SALT, 8)
+    a.save(chain("a", 8))
+    b.save(chain("b", 8))
+    quotas, owners = world.core._state.quotas, world.core._state.roster.owners
+    mine, other = (owners[fingerprint(one.space)].extents[0][0] for one in (a, b))
+    full = quotas.full_salts(mine)
+    assert full is not None
+    assert full.nonzero()[0].tolist() == [1]
+    assert holds_any(mine, full)
+    assert quotas.full_salts(other) is None
+    assert not holds_any(other, full)
+    a.ask(m.Clear())  # what is not swept yet names nodes of an index that is gone
+    assert quotas.full_salts(mine) is None
 
 
 def test_a_prompt_longer_than_its_salts_limit_is_stored_as_far_as_that_goes() -> None:
