@@ -69,6 +69,9 @@ class Quotas:
         Raises:
             RequestError: INVALID_ARGUMENT or LIMIT_EXCEEDED; nothing has changed then.
         """
+        if change.kind is TenantKind.SALT and not any(change.tenant):
+            # The records of all that no tenant stored say so: it would be charged with them.
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, "16 zero bytes are no salt's digest")
         known = {(one.kind, one.tenant): one for one in self.changes()}
         before = known.pop((change.kind, change.tenant), None)
         if change.floor_bytes or change.limit_bytes:

@@ -236,6 +236,14 @@ def test_floors_together_fit_the_arena_and_a_limit_is_no_less_than_its_floor() -
     assert [row.floor_bytes for row in space(a, 1)] == [PAGE, 9 * PAGE]
 
 
+def test_zeros_are_nobodys_and_have_no_quota() -> None:
+    _, a, _ = two()
+    for floor in (1, 0):
+        with pytest.raises(ReplyError, match="INVALID_ARGUMENT"):
+            allot(a, bytes(16), floor)
+    assert a.ask(m.Quotas()).quotas == ()
+
+
 def test_both_sizes_0_take_a_quota_back() -> None:
     _, a, _ = two()
     space(a, 3)
@@ -261,7 +269,7 @@ def test_a_namespaces_bytes_in_tiers_that_count_are_told() -> None:
 
 def test_there_is_a_most_of_quotas() -> None:
     _, a, _ = two()
-    for number in range(MAX_QUOTAS - 1):
+    for number in range(1, MAX_QUOTAS):
         allot(a, number.to_bytes(16, "big"), 0, 1)
     assert len(allot(a, OTHER, 0, 1)) == MAX_QUOTAS
     assert a.error(
