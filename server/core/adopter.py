@@ -208,9 +208,10 @@ class Adopter:
         # Of free slots too: whatever is not zero in the file is zeroed before it is used again.
         slots.generation[base:end] = found.records["generation"]
         free = (base + np.flatnonzero(~is_held))[::-1].tolist()
-        extent = Extent(geometry, owner, base, Phase.LIVE, free, num_held=int(is_held.sum()))
+        extent = Extent(geometry, owner, base, Phase.LIVE, free)
+        extent.add_held(int(is_held.sum()))
         self._arena.extents[geometry.extent] = extent
-        owner.extents[geometry.shard].append(extent)
+        owner.add_extent(extent)
         self._quarantine.seal(extent)
         # What was left out stays out: its ancestors may come again, and a DELETE between.
         others = np.flatnonzero((found.records["checksum"] != 0) & ~is_held)

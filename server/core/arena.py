@@ -77,7 +77,7 @@ class Arena:
                 continue
             part = extent.free[: -(count - len(taken)) - 1 : -1]
             del extent.free[len(extent.free) - len(part) :]
-            extent.num_reserved += len(part)
+            extent.add_reserved(len(part))
             self.slots.state[part] = RESERVED
             taken += part
             if len(taken) == count:
@@ -170,7 +170,7 @@ class Arena:
         self._gone += freed.tolist()
         for number, mine in table.by_extent(freed):
             extent = self.extents[number]
-            extent.num_held -= mine.size
+            extent.add_held(-int(mine.size))
             extent.free += mine.tolist()
             self._outbox.add(VoidRecords(number, table.local[mine]))
         parent = index.remove_line(line)
@@ -236,7 +236,7 @@ class Arena:
         """
         self._forgotten.append(slot)
         slots, extent = self.slots, self.extents[ExtentId(self.slots.extent_of[slot])]
-        extent.num_held -= 1
+        extent.add_held(-1)
         slots.node_of[slot] = NO_NODE
         if slots.pins_of[slot]:
             slots.state_of[slot] = ZOMBIE
@@ -259,7 +259,7 @@ class Arena:
     def abandon(self, slot: int) -> None:
         """Frees a reserved slot; no copy into it is in flight."""
         extent = self.extents[ExtentId(self.slots.extent_of[slot])]
-        extent.num_reserved -= 1
+        extent.add_reserved(-1)
         self.slots.state_of[slot] = FREE
         self.slots.node_of[slot] = NO_NODE
         extent.free.append(slot)

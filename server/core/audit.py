@@ -49,6 +49,14 @@ def audit(state: State) -> None:
 
 def _check_owner(state: State, owner: Owner) -> None:
     nodes = check_index(owner.index)
+    extents = [extent for of_shard in owner.extents for extent in of_shard]
+    sizes = [extent.geometry.slot_bytes for extent in extents]
+    held = sum(one.num_held * size for one, size in zip(extents, sizes, strict=True))
+    require(held == owner.held_bytes, "bytes that are held are counted", held)
+    taken = sum(one.num_reserved * size for one, size in zip(extents, sizes, strict=True))
+    require(taken == owner.reserved_bytes, "bytes that are taken are counted", taken)
+    files = sum(extent.file_bytes for extent in extents)
+    require(files == owner.file_bytes, "a namespace's files are counted", files)
     for node in nodes:
         for shard in range(owner.num_shards):
             slot = owner.index.cell(node, shard)

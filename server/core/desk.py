@@ -111,6 +111,8 @@ def check_tenant(tenant: bytes) -> bytes:
         raise RequestError(
             ErrorCode.INVALID_ARGUMENT, f"a tenant is 16 bytes or none, not {len(tenant)}"
         )
+    if tenant and not any(tenant):
+        raise RequestError(ErrorCode.INVALID_ARGUMENT, "16 zero bytes are no tenant")
     return tenant
 
 

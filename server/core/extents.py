@@ -33,8 +33,8 @@ class Extent:
         base: number of its first slot.
         phase: where it stands.
         free: numbers of its free slots, the next one last.
-        num_reserved: slots taken by STOREs.
-        num_held: published slots.
+        num_reserved: slots taken by STOREs; changed by ``add_reserved``.
+        num_held: published slots; changed by ``add_held``.
         readers: sessions that may have it mapped.
         used_us: mean time of last use of what it holds.
         not_before_ns: when it may be reclaimed again after an attempt failed.
@@ -66,6 +66,16 @@ class Extent:
     def file_bytes(self) -> int:
         """What it costs of the budget."""
         return self.geometry.file_bytes
+
+    def add_held(self, num_slots: int) -> None:
+        """Counts slots that were published, or, below 0, let go."""
+        self.num_held += num_slots
+        self.owner.held_bytes += num_slots * self.geometry.slot_bytes
+
+    def add_reserved(self, num_slots: int) -> None:
+        """Counts slots that were taken, or, below 0, published or given back."""
+        self.num_reserved += num_slots
+        self.owner.reserved_bytes += num_slots * self.geometry.slot_bytes
 
     def note_use(self, num_slots: int, now_us: int) -> None:
         """Moves the mean time of use by what was just published or retrieved."""

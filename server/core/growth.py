@@ -256,7 +256,7 @@ class Growth:
             used_us=float(self._clock.now_us),
         )
         self._arena.extents[geometry.extent] = extent
-        demand.owner.extents[demand.shard].append(extent)
+        demand.owner.add_extent(extent)
         self.used_bytes += geometry.file_bytes
         demand.creating = geometry.extent
         self._outbox.add(CreateExtent(geometry, demand.owner.numa_nodes.get(demand.shard)))
@@ -348,7 +348,7 @@ class Growth:
     def _remove(self, extent: Extent) -> None:
         was_created = extent.phase is not Phase.CREATING
         self._slots.remove_extent(extent.base, extent.geometry.num_slots)
-        extent.owner.extents[extent.geometry.shard].remove(extent)
+        extent.owner.remove_extent(extent)
         del self._arena.extents[extent.extent]
         self.used_bytes -= extent.file_bytes
         if was_created:

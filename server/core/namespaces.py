@@ -58,6 +58,9 @@ class Owner:
             ranks that said none change nothing.
         used_ns: when a LOOKUP last found, or a COMMIT published, some of it; 0 for never.
         kept_ns: when it was last seen to be wanted or pinned, where that is looked after.
+        held_bytes: slots' bytes of what is published.
+        reserved_bytes: the same of what STOREs and promotions have taken and not published.
+        file_bytes: length of its extents, those included that are being emptied or unmapped.
     """
 
     fingerprint: Fingerprint
@@ -74,6 +77,9 @@ class Owner:
     numa_nodes: dict[int, int] = field(default_factory=dict)
     used_ns: int = 0
     kept_ns: int = 0
+    held_bytes: int = 0
+    reserved_bytes: int = 0
+    file_bytes: int = 0
 
     @property
     def num_shards(self) -> int:
@@ -87,26 +93,19 @@ class Owner:
         return tuple(align(payload(shard)) for shard in range(self.num_shards))
 
     @property
-    def held_bytes(self) -> int:
-        """Slots' bytes of what is published; costs a look at every extent."""
-        return self._sum_slots(lambda extent: extent.num_held)
-
-    @property
     def taken_bytes(self) -> int:
-        """The same, and of what STOREs and promotions have taken and not published."""
-        return self._sum_slots(lambda extent: extent.num_held + extent.num_reserved)
+        """Slots' bytes of what is published, and of what STOREs and promotions have taken."""
+        return self.held_bytes + self.reserved_bytes
 
-    @property
-    def file_bytes(self) -> int:
-        """Length of its extents, those included that are being emptied or unmapped."""
-        return sum(extent.file_bytes for of_shard in self.extents for extent in of_shard)
+    def add_extent(self, extent: Extent) -> None:
+        """Gives it an extent, which is empty or whose slots are counted by itself."""
+        self.extents[extent.geometry.shard].append(extent)
+        self.file_bytes += extent.file_bytes
 
-    def _sum_slots(self, count: Callable[[Extent], int]) -> int:
-        return sum(
-            count(extent) * extent.geometry.slot_bytes
-            for of_shard in self.extents
-            for extent in of_shard
-        )
+    def remove_extent(self, extent: Extent) -> None:
+        """Takes an extent that holds nothing any more."""
+        self.extents[extent.geometry.shard].remove(extent)
+        self.file_bytes -= extent.file_bytes
 
     @property
     def is_wanted(self) -> bool:

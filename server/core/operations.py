@@ -239,7 +239,7 @@ class Operations:
         read = slots.pins[numbers] > 0
         slots.node[numbers] = NO_NODE
         slots.state[numbers] = np.where(read, ZOMBIE, FREE)
-        extent.num_held -= int(numbers.size)
+        extent.add_held(-int(numbers.size))
         self._outbox.add(VoidRecords(extent.extent, slots.local[numbers]))
         extent.free += numbers[~read].tolist()
 

@@ -111,8 +111,8 @@ class Publisher:
         extents = slots.extent[numbers]
         for extent_id, mine in slots.by_extent(numbers):
             extent = self._arena.extents[extent_id]
-            extent.num_reserved -= mine.size
-            extent.num_held += mine.size
+            extent.add_reserved(-int(mine.size))
+            extent.add_held(int(mine.size))
             extent.note_use(mine.size, now_us)
             which = rows if mine.size == len(rows) else rows[extents == extent_id]
             self._outbox.add(WriteRecords(extent_id, slots.local[mine], which))

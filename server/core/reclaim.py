@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.ids import SessionId
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.ids import Fingerprint, SessionId
 from server.core.admission import MORE, WALK_BLOCKS, Lanes, Steps
 from server.core.arena import Arena
 from server.core.clock import Timers
 from server.core.extents import Extent, Phase
 from server.core.growth import RETRY_NS, Demand, Growth
 from server.core.namespaces import Owner, peel
-from server.core.quotas import Quotas
+from server.core.quotas import LOOK_SLOTS, Quotas, holds_any
 from server.core.readers import Readers
 from server.core.slots import HELD
 
@@ -25,6 +28,8 @@ LANE = "reclaim"
 CLEARLY = 2
 """Another owner's bytes must be unused this many times longer than one's own oldest."""
 MARGIN_US = 10_000
+LOOKS = 4
+"""Extents looked at in one slice for chunks of salts at their floors, of up to ``LOOK_SLOTS``."""
 PATIENCE_NS = 1_000_000_000
 """A reader that was told to unmap an extent and did not for this long is stopped or hangs: what it
 has mapped makes no room, and nobody waits for it."""
@@ -81,7 +86,8 @@ class Reclaimer:
             return False
         if self._shortage_bytes(demand) <= 0:
             return True
-        if self._victim(demand, force) is None:
+        victim, is_sure = self._victim(demand, force)
+        if victim is None and is_sure:
             return False
         self._lanes.start(LANE, self._run(demand, force), self._fault)
         return True
@@ -113,7 +119,12 @@ class Reclaimer:
             for session in extent.readers
         }
 
-    def _victim(self, demand: Demand, force: bool) -> Extent | None:
+    def _victim(self, demand: Demand, force: bool) -> tuple[Extent | None, bool]:
+        """The extent to empty next, and whether its being None is sure.
+
+        Where salts may keep what extents hold, a look at one costs so much that there are few in
+        a call. Those that are kept are left alone for a while, so that the next call goes on.
+        """
         now_ns, now_us = self._clock.now_ns, self._clock.now_us
         own = [
             extent.used_us
@@ -133,10 +144,24 @@ class Reclaimer:
             and silent.isdisjoint(extent.readers)
         ]
         candidates.sort(key=lambda extent: extent.used_us)
+        full: dict[tuple[Fingerprint, int], NDArray[np.bool_] | None] = {}
+        looks = 0
         for extent in candidates:
-            if not self._is_read(extent) and self._quotas.may_give(extent):
-                return extent
-        return None
+            if not self._quotas.leaves_floor(extent) or self._is_read(extent):
+                continue
+            key = (extent.owner.fingerprint, extent.geometry.shard)
+            if key not in full:
+                full[key] = self._quotas.full_salts(extent)
+            salts = full[key]
+            if salts is None:
+                return extent, True
+            if looks >= LOOKS:
+                return None, False
+            looks += -(-extent.geometry.num_slots // LOOK_SLOTS)
+            if not holds_any(extent, salts):
+                return extent, True
+            extent.not_before_ns = now_ns + RETRY_NS
+        return None, True
 
     def _is_read(self, extent: Extent) -> bool:
         run = slice(extent.base, extent.base + extent.geometry.num_slots)
@@ -152,10 +177,13 @@ class Reclaimer:
 
     def _run(self, demand: Demand, force: bool) -> Steps:
         while self._shortage_bytes(demand) > 0:
-            victim = self._victim(demand, force)
-            if victim is None:
+            victim, is_sure = self._victim(demand, force)
+            if victim is not None:
+                yield from self._empty(victim)
+            elif is_sure:
                 break
-            yield from self._empty(victim)
+            else:
+                yield MORE
         if self._shortage_bytes(demand) > 0:
             self._growth.give_up(demand)
         else:
@@ -164,27 +192,38 @@ class Reclaimer:
     def trim(self, owner: Owner) -> Steps:
         """Takes extents of an owner until it is within its quota's limit, as far as may be.
 
-        The last one of each shard stays while it has engines, and so does what is in use.
+        The last one of each shard stays while it has engines, and so does what is in use, or what
+        salts' floors keep. The namespace's own floor is against others: it keeps nothing here.
 
         Args:
             owner: whose.
         """
-        while (self._quotas.space_room(owner) or 0) + _bytes_on_their_way(owner) < 0:
+        while self._is_over(owner):
             extents = [extent for of_shard in owner.extents for extent in of_shard]
-            now_ns = self._clock.now_ns
-            candidates = [
-                extent
-                for extent in extents
-                if extent.not_before_ns <= now_ns
-                and self._may_go(extent)
-                and not self._is_read(extent)
-            ]
-            if not candidates:
+            for extent in sorted(extents, key=lambda extent: extent.used_us):
+                if not self._may_trim(extent):
+                    continue
+                if self._quotas.may_give(extent, is_own=True):
+                    yield from self._empty(extent, is_own=True)
+                    break
+                yield MORE  # that was a look at every slot of it
+            else:
                 return
-            yield from self._empty(min(candidates, key=lambda extent: extent.used_us))
 
-    def _empty(self, extent: Extent) -> Steps:
-        """Evicts all that an extent holds; leaves it alone when something is in use."""
+    def _is_over(self, owner: Owner) -> bool:
+        return (self._quotas.space_room(owner) or 0) + _bytes_on_their_way(owner) < 0
+
+    def _may_trim(self, extent: Extent) -> bool:
+        is_due = extent.not_before_ns <= self._clock.now_ns
+        return is_due and self._may_go(extent) and not self._is_read(extent)
+
+    def _empty(self, extent: Extent, is_own: bool = False) -> Steps:
+        """Evicts all that an extent holds; leaves it alone when something is in use.
+
+        Args:
+            extent: which.
+            is_own: for its own namespace's limit, not for others.
+        """
         extent.phase = Phase.EMPTYING
         slots, owner = self._arena.slots, extent.owner
         self._dropped.clear()
@@ -205,7 +244,7 @@ class Reclaimer:
                 self._arena.forget(slot)
             else:
                 index, node = owner.index, slots.node_of[slot]
-                for pause in peel(owner, node, lambda leaf: self._drop(owner, leaf)):
+                for pause in peel(owner, node, lambda leaf: self._drop(owner, leaf, is_own)):
                     self._void(owner)
                     yield pause
                 if owner.index is index and slots.state_of[slot] == HELD:
@@ -220,8 +259,10 @@ class Reclaimer:
                 self._timers.at(self._clock.now_ns + PATIENCE_NS, self._growth.serve)
         yield MORE
 
-    def _drop(self, owner: Owner, leaf: int) -> bool:
-        if not self._arena.evictable(owner, leaf) or not self._quotas.may_lose(owner, leaf):
+    def _drop(self, owner: Owner, leaf: int, is_own: bool) -> bool:
+        if not self._arena.evictable(owner, leaf):
+            return False
+        if not self._quotas.may_lose(owner, leaf, is_own):
             return False
         self._arena.drop_leaf(owner, leaf)
         self._dropped.append(leaf)

@@ -20,9 +20,9 @@ from server.core.clock import Clock
 from server.core.effects import VoidRecords
 from server.core.growth import Growth
 from server.core.index import ABSENT, ROOT
-from server.core.namespaces import Owner
 from server.core.outbox import Outbox
 from server.core.quotas import Quotas
+from server.core.roster import Roster
 from server.core.slots import NO_NODE, Slots
 from server.core.stores import Filling
 from server.core.tenantleaves import Whose
@@ -47,11 +47,11 @@ class Reservations:
         growth: new extents.
         lanes: where those that wait for an extent are woken.
         quotas: who may take how much from whom.
+        roster: every namespace; before the first chunk of an account is added to one, its order
+            of eviction is told to tell accounts apart.
 
     Attributes:
         by_slot: the plan that reserved a slot.
-        counted: has an owner's order of eviction tell accounts apart; called before the first
-            chunk of one is added.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Reservations:
         growth: Growth,
         lanes: Lanes,
         quotas: Quotas,
+        roster: Roster,
     ) -> None:
         self._quotas = quotas
-        self.counted: Callable[[Owner], None] = lambda owner: None
+        self._roster = roster
         self._clock = clock
         self._outbox = outbox
         self._arena = arena
@@ -166,7 +167,7 @@ class Reservations:
     def _nodes(self, plan: Filling, keys: list[bytes], is_new: bool) -> NDArray[np.int64]:
         """Nodes for checked keys: those there are, then new ones."""
         if plan.account != COMMON:
-            self.counted(plan.owner)
+            self._roster.count_accounts(plan.owner)
         if is_new:
             return plan.index.add_chain(keys, plan.tip, self._clock.now_us, plan.account)
         # Making room may have evicted some that were there before.
@@ -206,11 +207,31 @@ class Reservations:
         if allowed:
             return self._take(plan, allowed)
         # At its limit: its own chunks make room.
-        if plan.spares or not self._arena.evict(
-            plan.owner, min(EVICT_BLOCKS, count), plan.account, Whose.OWN
-        ):
+        if plan.spares or not self._evict_own(plan, count):
             plan.stop = StopReason.NO_ROOM
         return []
+
+    def _evict_own(self, plan: Filling, count: int) -> int:
+        """Evicts chunks of a plan's account; how many went, 0 only when none can go anywhere.
+
+        Those of its namespace go first. A salt's limit counts all of them, so where nothing goes
+        there, another one's must: else what is spent there would bar the salt here for ever.
+        """
+        home, arena, number = plan.owner, self._arena, plan.account
+        gone = arena.evict(home, min(EVICT_BLOCKS, count), number, Whose.OWN)
+        if gone:
+            return gone
+        wanted_bytes = count * home.slot_bytes[plan.shard]
+        held_in = self._quotas.accounts.by_number[number].held_in
+        for name in sorted(held_in, key=held_in.__getitem__, reverse=True):
+            owner = self._roster.owners.get(name)
+            if owner is None or owner is home:
+                continue
+            chunks = -(-wanted_bytes // sum(owner.slot_bytes))
+            gone = arena.evict(owner, min(EVICT_BLOCKS, chunks), number, Whose.OWN)
+            if gone:
+                return gone
+        return 0
 
     def _take(self, plan: Filling, count: int) -> list[int] | None:
         owner, shard, arena, growth = plan.owner, plan.shard, self._arena, self._growth

@@ -134,8 +134,15 @@ class State:
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
         self.lookups = Lookups(self.arena, self.leases, self.clock)
+        self.roster = Roster(config, self.slots, self.outbox, self.accounts)
         self.reservations = Reservations(
-            self.clock, self.outbox, self.arena, self.growth, self.lanes, self.quotas
+            self.clock,
+            self.outbox,
+            self.arena,
+            self.growth,
+            self.lanes,
+            self.quotas,
+            self.roster,
         )
         self.publisher = Publisher(self.clock, self.outbox, self.arena, self.reservations)
         self.promotion = Promotion(
@@ -162,8 +169,6 @@ class State:
             self.publisher,
             self.fault,
         )
-        self.roster = Roster(config, self.slots, self.outbox, self.accounts)
-        self.reservations.counted = self.roster.count_accounts
         self.pools = Pools(self.roster, self.outbox, self.copiers, self.timers)
         self.departures = Departures(
             self.roster,

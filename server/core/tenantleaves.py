@@ -7,6 +7,7 @@ Must not know: extents, budgets, engines. Runs in: the loop thread.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from enum import Enum
 
@@ -49,9 +50,13 @@ class TenantLeaves:
         self._orders: dict[int, EvictionPolicy] = {COMMON: common}
         self._asking = COMMON
         self._whose = Whose.ANYONES
+        self._turns: list[tuple[int, int]] = []
+        self._turn_of: dict[int, tuple[int, int]] = {}
+        self._changed: set[int] = set()
 
     def _order(self, node: int) -> EvictionPolicy:
         number = self._index.account[node]
+        self._changed.add(number)
         order = self._orders.get(number)
         if order is None:
             order = self._orders[number] = LeafLru(self._index, self._timeout_us)
@@ -82,26 +87,53 @@ class TenantLeaves:
             order.orphan(instance)
 
     def aim(self, asking: int, whose: Whose) -> None:
-        """Says for whom the next leaves are taken.
+        """Says for whom the next leaves are taken, until what accounts hold changes otherwise.
+
+        Here the accounts are put in order, and then only those are moved of which something is
+        taken or comes on offer: to sort 255 of them for every leaf were 80 µs.
 
         Args:
             asking: account of who needs room.
             whose: which chunks may go for it.
         """
         self._asking, self._whose = asking, whose
+        self._changed.clear()
+        numbers = [asking] if whose is Whose.OWN else self._orders
+        self._turn_of = {
+            number: self._turn(number)
+            for number in numbers
+            if number in self._orders and self._may_lose(number)
+        }
+        self._turns = sorted(self._turn_of.values())
 
     def take(self, now_us: int, evictable: Callable[[int], bool]) -> tuple[int, int]:
         """The leaf to evict, or ABSENT; see ``LeafLru.take``. Nobody falls below its floor."""
-        for order in self._turns():
-            node, stamp = order.take(now_us, evictable)
+        if self._changed:
+            self._correct()
+        while self._turns:
+            number = self._turns[0][1]
+            node, stamp = self._orders[number].take(now_us, evictable)
             if node != ABSENT:
+                self._changed.add(number)
                 return node, stamp
+            # Nothing of it can go before something of it comes on offer.
+            del self._turns[0], self._turn_of[number]
         return ABSENT, -1
 
-    def _turns(self) -> list[EvictionPolicy]:
-        """Orders from which a leaf may be taken, about the one with the oldest first."""
-        may = [order for number, order in self._orders.items() if self._may_lose(number)]
-        return sorted(may, key=lambda order: order.oldest_us() or 0) if len(may) > 1 else may
+    def _correct(self) -> None:
+        """Gives accounts their turns anew of which something was taken, or came on offer."""
+        for number in self._changed:
+            turn = self._turn_of.pop(number, None)
+            if turn is not None:
+                del self._turns[bisect_left(self._turns, turn)]
+            if self._may_lose(number):
+                turn = self._turn_of[number] = self._turn(number)
+                insort(self._turns, turn)
+        self._changed.clear()
+
+    def _turn(self, number: int) -> tuple[int, int]:
+        """About when the oldest leaf of an account was used, and its number."""
+        return self._orders[number].oldest_us() or 0, number
 
     def _may_lose(self, number: int) -> bool:
         if number == self._asking:

@@ -35,6 +35,38 @@ def test_a_namespace_above_its_new_limit_loses_its_oldest_extents() -> None:
     assert ready(b, other) == 8
 
 
+def test_a_namespaces_own_floor_is_no_help_against_its_limit() -> None:
+    world, a, _ = two()
+    mine = [chain(f"m{number}", 8) for number in range(5)]
+    for keys in mine:
+        world.step(SECOND)
+        assert a.save(keys) == 8
+    for keys in mine:  # half of each extent goes: 20 pages are held in 50 of files
+        a.ask(m.Delete(fingerprint=fingerprint(a.space), keys=keys[4]))
+    space(a, 18, 18)
+    world.pump()
+    owner = world.core._state.roster.owners[fingerprint(a.space)]
+    assert owner.file_bytes <= 18 * PAGE
+
+
+def test_what_a_salts_floor_keeps_of_a_namespace_above_its_limit_is_not_begun_with() -> None:
+    world, a, _ = two()
+    a.tenant = SALT
+    allot(a, SALT, 16)
+    mine = [chain(f"m{number}", 8) for number in range(2)]
+    assert [a.save(keys) for keys in mine] == [8, 8]
+    a.tenant = b""
+    others = [chain(f"o{number}", 8) for number in range(3)]
+    for keys in others:
+        world.step(SECOND)
+        assert a.save(keys) == 8
+    space(a, 0, 30)
+    world.pump()
+    assert [ready(a, keys) for keys in (*mine, *others)] == [8, 8, 0, 0, 8]
+    owner = world.core._state.roster.owners[fingerprint(a.space)]
+    assert not any(extent.not_before_ns for extent in owner.extents[0])
+
+
 def test_a_salt_above_its_new_limit_loses_its_own_oldest_chunks() -> None:
     world = World(config(extents=8, slots=8))
     a = world.engine("a")

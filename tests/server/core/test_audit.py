@@ -49,6 +49,18 @@ def _held(state: State) -> None:
     next(iter(state.arena.extents.values())).num_held += 1
 
 
+def _owner_held(state: State) -> None:
+    next(iter(state.roster.owners.values())).held_bytes += 1
+
+
+def _owner_reserved(state: State) -> None:
+    next(iter(state.roster.owners.values())).reserved_bytes += 1
+
+
+def _owner_files(state: State) -> None:
+    next(iter(state.roster.owners.values())).file_bytes += 1
+
+
 def _missing(state: State) -> None:
     owner = next(iter(state.roster.owners.values()))
     owner.index.missing[owner.index.nodes()[0]] += 1
@@ -104,6 +116,9 @@ def _copier_down(state: State) -> None:
         _budget,
         _free_list,
         _held,
+        _owner_held,
+        _owner_reserved,
+        _owner_files,
         _missing,
         _reserved,
         _unmapped,

@@ -8,7 +8,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, RequestError
 from protocol.limits import MAX_U32
 from server.core.admission import SLICE_BLOCKS
-from server.core.desk import check_keys
+from server.core.desk import check_keys, check_tenant
 from tests.server.core.world import SECOND, World, chain, config, namespace
 
 
@@ -23,6 +23,15 @@ def test_wrong_keys(keys: bytes, start: int, code: ErrorCode) -> None:
     with pytest.raises(RequestError) as caught:
         check_keys(keys, start)
     assert caught.value.code is code
+
+
+def test_a_tenant_has_16_bytes_that_are_not_all_zero_or_none() -> None:
+    assert check_tenant(b"") == b""
+    assert check_tenant(b"\0" * 15 + b"x") == b"\0" * 15 + b"x"
+    for wrong in (bytes(16), b"x" * 15):
+        with pytest.raises(RequestError) as caught:
+            check_tenant(wrong)
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
 
 
 def test_keys_are_counted() -> None:

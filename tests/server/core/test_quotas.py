@@ -8,6 +8,7 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import fingerprint
 from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow, TenantKind
+from server.core.quotas import holds_any
 from tests.server.core.engine import Engine
 from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
@@ -163,6 +164,37 @@ def test_a_salt_never_takes_more_than_its_limit_and_evicts_its_own() -> None:
     assert 8 * PAGE <= row.held_bytes <= 12 * PAGE
 
 
+def test_a_limit_spent_in_one_namespace_makes_room_there_for_stores_in_another() -> None:
+    _, a, b = two()
+    a.tenant = b.tenant = SALT
+    allot(a, SALT, 0, 12)
+    old, new = chain("o", 8), chain("n", 4)
+    assert [a.save(old), a.save(new)] == [8, 4]
+    mine = chain("m", 8)
+    assert b.save(mine) == 8
+    assert [ready(a, old), ready(a, new), ready(b, mine)] == [0, 4, 8]
+    (row,) = allot(a, SALT, 0, 12)
+    assert row.held_bytes == 12 * PAGE
+
+
+def test_only_salts_with_something_in_a_namespace_have_its_extents_looked_at() -> None:
+    world, a, b = two()
+    a.tenant = SALT
+    allot(a, SALT, 8)
+    a.save(chain("a", 8))
+    b.save(chain("b", 8))
+    quotas, owners = world.core._state.quotas, world.core._state.roster.owners
+    mine, other = (owners[fingerprint(one.space)].extents[0][0] for one in (a, b))
+    full = quotas.full_salts(mine)
+    assert full is not None
+    assert full.nonzero()[0].tolist() == [1]
+    assert holds_any(mine, full)
+    assert quotas.full_salts(other) is None
+    assert not holds_any(other, full)
+    a.ask(m.Clear())  # what is not swept yet names nodes of an index that is gone
+    assert quotas.full_salts(mine) is None
+
+
 def test_a_prompt_longer_than_its_salts_limit_is_stored_as_far_as_that_goes() -> None:
     world = World(config(extents=8, slots=8))
     a = world.engine("a")
@@ -204,6 +236,14 @@ def test_floors_together_fit_the_arena_and_a_limit_is_no_less_than_its_floor() -
     assert [row.floor_bytes for row in space(a, 1)] == [PAGE, 9 * PAGE]
 
 
+def test_zeros_are_nobodys_and_have_no_quota() -> None:
+    _, a, _ = two()
+    for floor in (1, 0):
+        with pytest.raises(ReplyError, match="INVALID_ARGUMENT"):
+            allot(a, bytes(16), floor)
+    assert a.ask(m.Quotas()).quotas == ()
+
+
 def test_both_sizes_0_take_a_quota_back() -> None:
     _, a, _ = two()
     space(a, 3)
@@ -229,7 +269,7 @@ def test_a_namespaces_bytes_in_tiers_that_count_are_told() -> None:
 
 def test_there_is_a_most_of_quotas() -> None:
     _, a, _ = two()
-    for number in range(MAX_QUOTAS - 1):
+    for number in range(1, MAX_QUOTAS):
         allot(a, number.to_bytes(16, "big"), 0, 1)
     assert len(allot(a, OTHER, 0, 1)) == MAX_QUOTAS
     assert a.error(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
+from protocol.ids import Fingerprint
+from protocol.quotas import QuotaChange, TenantKind
 from server.core import effects as fx
-from server.core.reclaim import PATIENCE_NS
+from server.core.growth import Demand
+from server.core.reclaim import LOOKS, PATIENCE_NS
 from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
 
@@ -82,6 +88,33 @@ def test_who_registers_while_an_extent_is_being_emptied_is_given_it() -> None:
     assert leased.ready == 8
     b.retrieve(keys[:8], leased.lease, 0, 8)  # checks that every reader has it mapped
     assert a.release(found.lease) is not None
+
+
+def test_extents_that_salts_keep_are_looked_at_a_few_a_slice_and_the_others_are_found() -> None:
+    world = World(config(extents=12, slots=8))
+    a, b = world.engine("a"), world.engine("b")
+    a.register(namespace("one"))
+    state = world.core._state
+    a.tenant = b"s" * 16
+    floor = QuotaChange(kind=TenantKind.SALT, tenant=a.tenant, floor_bytes=64 * PAGE)
+    a.ask(m.Quotas(change=floor))
+    kept = [chain(f"k{number}", 8) for number in range(8)]
+    a.save([key for keys in kept for key in keys])
+    a.tenant = b""
+    for number in range(6):
+        world.step(SECOND)
+        a.save(chain(f"o{number}", 8))
+    (owner,) = state.roster.owners.values()
+    demand = Demand(replace(owner, fingerprint=Fingerprint(b"n" * 16), extents=[[]]), 0)
+    for kept_extents in (LOOKS, 2 * LOOKS):
+        assert state.reclaimer._victim(demand, True) == (None, False)
+        assert sum(extent.not_before_ns > 0 for extent in owner.extents[0]) == kept_extents
+    victim, is_sure = state.reclaimer._victim(demand, True)
+    assert victim is not None
+    assert is_sure
+    world.step(2 * SECOND)
+    assert b.register(namespace("two")) > 0, "one slice after the other finds it"
+    assert a.lookup(kept[0]).ready == 8
 
 
 def test_p17_a_registration_without_room_is_told_what_it_needs() -> None:

@@ -102,6 +102,47 @@ def test_a_line_ends_where_anothers_chunks_begin_and_at_the_floor() -> None:
     assert rig.leaves.within([top]) == [top]
 
 
+class Counting(LeafLru):
+    """Counts how often somebody asks for its age."""
+
+    asked = 0
+
+    def oldest_us(self) -> int | None:
+        self.asked += 1
+        return super().oldest_us()
+
+
+def test_accounts_are_put_in_order_once_and_not_for_every_leaf() -> None:
+    rig = Rig()
+    common = Counting(rig.index, 1000)
+    rig.leaves = TenantLeaves(rig.owner, rig.accounts, common, 1000)
+    nodes = [rig.add(number) for _ in range(10) for number in (1, 2)]
+    last = rig.add(COMMON)
+    rig.leaves.aim(COMMON, Whose.ANYONES)
+    assert [rig.leaves.take(LATE, lambda node: True)[0] for _ in range(20)] == nodes
+    assert common.asked <= 2
+    assert rig.leaves.take(LATE, lambda node: True)[0] == last
+
+
+def test_what_is_taken_and_what_comes_on_offer_moves_an_accounts_turn() -> None:
+    rig = Rig()
+    parent, first, second = rig.add(2), rig.add(1), rig.add(1)
+    leaf, third = rig.add(COMMON, parent), rig.add(1)
+    rig.floor(1, 1)
+    rig.leaves.aim(COMMON, Whose.ANYONES)
+    took = []
+    for _ in range(5):
+        node, _ = rig.leaves.take(LATE, lambda node: True)
+        took.append(node)
+        if node != ABSENT and rig.index.account[node]:
+            rig.accounts.by_number[rig.index.account[node]].held_in[NAME] -= PAGE
+        if node == leaf:
+            rig.index.remove(leaf)
+            rig.leaves.offer(parent)
+    assert took == [first, second, leaf, parent, ABSENT]
+    assert rig.leaves.oldest_us() == rig.index.stamp[third]
+
+
 def test_each_account_has_its_part_of_the_oldest() -> None:
     rig = Rig()
     nodes = [rig.add(number) for number in (1, 1, 1, COMMON, COMMON, 2)]
