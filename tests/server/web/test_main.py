@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from server.web.main import EXIT_CANNOT_LISTEN, MAX_CONNECTIONS
+from server.web.main import EXIT_CANNOT_LISTEN, THREADS
 from tests.server.web.pageserver import Pages, serving
 from tests.wire.process import ROOT, ServerProcess, wait_until
 
@@ -120,11 +120,12 @@ def test_wrong_options_are_named(arguments: list[str], word: str) -> None:
     assert word in done.stderr
 
 
-def test_readers_who_never_read_do_not_keep_others_out_nor_the_loop_busy(
+def test_a_few_who_never_end_their_request_leave_places_and_many_scrapes_the_loop_idle(
     shared: tuple[ServerProcess, Pages],
 ) -> None:
     _, served = shared
-    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8)]
+    # Twice as many as there are threads; who takes all connections does keep others out.
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(2 * THREADS)]
     try:
         for connection in idle:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
@@ -141,7 +142,6 @@ def test_readers_who_never_read_do_not_keep_others_out_nor_the_loop_busy(
     finally:
         for connection in idle:
             connection.close()
-    assert len(idle) < MAX_CONNECTIONS
 
 
 def test_it_ends_with_the_process_that_started_it(
