@@ -227,7 +227,7 @@ def test_a_tier_that_is_wrong_names_where_it_came_from(tmp_path: Path) -> None:
         config.read({}, {"KVKEEP_L2": "disk:/b"})
     path = tmp_path / "kvkeep.conf"
     path.write_text("l2 = floppy:/x\n")
-    with pytest.raises(ConfigError, match=f"{path}: l2: expected a URL such as"):
+    with pytest.raises(ConfigError, match=f"{path}: l2: there is no kind 'floppy': expected"):
         config.read({"config": str(path)}, {})
 
 
