@@ -179,8 +179,8 @@ def _end_unread() -> None:
     """
     try:
         stdout = sys.stdout.fileno()
-    except (OSError, ValueError):
-        return  # none that could be looked at
+    except (AttributeError, OSError, ValueError):
+        return  # closed, or none that could be looked at
     poller = select.poll()
     poller.register(stdout, 0)  # POLLERR and POLLHUP come unasked
     if any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(0)):
