@@ -80,7 +80,7 @@ def resolve_server_url(
         return check_url(own_default, "the connector class")
     if ENV_LMCACHE_URL in environ:
         return check_url(environ[ENV_LMCACHE_URL], ENV_LMCACHE_URL)
-    if ENV_LMCACHE_FILE in environ:
+    if environ.get(ENV_LMCACHE_FILE, "").strip():
         found = _url_of_file(environ[ENV_LMCACHE_FILE])
         if found is not None:
             return found

@@ -249,10 +249,14 @@ def _http(text: str) -> str:
     if not text.strip():
         return ""
     try:
-        return listen.parse(text).netloc()
+        found = listen.parse(text)
     except ValueError:
-        valid = "[HOST:]PORT, as in 9177, 0.0.0.0:9177 or [::1]:9177"
-        raise _invalid("http", text, valid) from None
+        found = None
+    # The kernel would choose another one each time the web process is started.
+    if found is None or not found.port:
+        valid = "[HOST:]PORT with a port from 1 to 65535, as in 9177, 0.0.0.0:9177 or [::1]:9177"
+        raise _invalid("http", text, valid)
+    return found.netloc()
 
 
 def _log_level(text: str) -> str:

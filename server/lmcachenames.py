@@ -110,13 +110,13 @@ def of_environment(environ: Mapping[str, str]) -> Foreign:
         environ: environment variables.
 
     Returns:
-        Its settings; none where no file is named.
+        Its settings; none where no file is named: an empty value names none.
 
     Raises:
         ConfigError: INVALID_CONFIG: it cannot be read.
     """
-    path = environ.get(FILE_VARIABLE)
-    if path is None:
+    path = environ.get(FILE_VARIABLE, "")
+    if not path.strip():
         return Foreign()
     try:
         values = flatyaml.scalars(configfile.text(path))

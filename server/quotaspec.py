@@ -64,21 +64,25 @@ def _parse(text: str) -> QuotaChange:
     return change_of(tenant, floor, limit)
 
 
-def change_of(tenant: tuple[TenantKind, bytes], floor: str, limit: str) -> QuotaChange:
+def change_of(
+    tenant: tuple[TenantKind, bytes], floor: str, limit: str, limit_key: str = KEY
+) -> QuotaChange:
     """A quota of sizes as people write them.
 
     Args:
         tenant: whose.
         floor: what others leave it.
         limit: most that it may have, or empty for no limit.
+        limit_key: what the limit was given as, for the error.
 
     Raises:
         ConfigError: INVALID_CONFIG: no sizes, or a limit below the floor.
     """
     floor_bytes = parse_size(KEY, floor)
-    limit_bytes = parse_size(KEY, limit) if limit.strip() else 0
+    limit_bytes = parse_size(limit_key, limit) if limit.strip() else 0
     if limit.strip() and limit_bytes < max(1, floor_bytes):
-        raise invalid(KEY, f"{floor}:{limit}", "a limit that is no less than the floor")
+        valid = f"a limit above 0 that is no less than the floor, {floor}"
+        raise invalid(limit_key, limit, valid)
     return QuotaChange(
         kind=tenant[0], tenant=tenant[1], floor_bytes=floor_bytes, limit_bytes=limit_bytes
     )

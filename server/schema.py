@@ -174,7 +174,7 @@ _ALL = (
         "http",
         "[HOST:]PORT",
         "an address",
-        "a port, or a name or address of this machine and a port; 127.0.0.1 without one",
+        "a port from 1 on, alone or after a name or address of this machine; 127.0.0.1 without one",
         "off",
         "Where to serve /metrics, /healthz, /readyz and a page for people",
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import click
 from server.cli import reaching
 
 if TYPE_CHECKING:
+    from protocol.errors import KvkeepError
     from server.asking import Asker
     from server.eventstream import Told
 
@@ -38,7 +40,7 @@ def command(endpoint: str | None, as_json: bool, only_new: bool, once: bool) -> 
 
     First everything that L1 holds, then each change. With --json it writes one object a line.
     Ctrl-C ends it. While the server is away it goes on looking, except with --once. The exit code
-    is 0, or 1 when no server answers at first.
+    is 0, or 1 when no server answers at first, or one refuses, as an old one that has no events.
     """
     at = reaching.place(endpoint)
     show = _line if as_json else _text
@@ -61,9 +63,20 @@ def _go_on(at: reaching.Place, with_pages: bool, show: Show) -> NoReturn:
             with asking.connected(at.side_path, reaching.LIMIT_S, "events") as asker:
                 follow(asker, with_pages, False, show)
         except (KvkeepError, OSError) as error:
+            if isinstance(error, KvkeepError) and _is_final(error):
+                reaching.fail(f"refused by {at.url}: {error}")
             reason = f"no answer from {at.url}: {asking.reason(error, at.side_path)}"
             show({"event": "away", "reason": reason})
             time.sleep(AWAY_S)
+
+
+def _is_final(error: KvkeepError) -> bool:
+    """Whether a server says no, and would say so again: the same is not asked for ever."""
+    from protocol.errors import REJOIN, ErrorCode, ReplyError, RequestError
+
+    is_no = isinstance(error, ReplyError | RequestError) and error.code not in REJOIN
+    # From BUSY on it is the server's state that is to blame, and that changes.
+    return is_no and not error.retryable and error.code < ErrorCode.BUSY
 
 
 def follow(asker: Asker, with_pages: bool, once: bool, show: Show) -> None:
@@ -87,6 +100,7 @@ def follow(asker: Asker, with_pages: bool, once: bool, show: Show) -> None:
         reply = asker.ask(reader.ask(), reaching.LIMIT_S + WAIT_MS / 1000)
         for told in reader.take(reply):
             show(row(told))
+        _end_unread()
 
 
 def row(told: Told) -> dict[str, Any]:
@@ -155,3 +169,19 @@ def _write(line: str) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for its last flush
         raise KeyboardInterrupt from None  # nobody reads any more
+
+
+def _end_unread() -> None:
+    """Ends it when stdout is a pipe that nobody reads any more, without a line to find that out.
+
+    Raises:
+        KeyboardInterrupt: nobody does.
+    """
+    try:
+        stdout = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # closed, or none that could be looked at
+    poller = select.poll()
+    poller.register(stdout, 0)  # POLLERR and POLLHUP come unasked
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(0)):
+        raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protocol.limits import MAX_TTL_S
 from server.cli import prefixes, reaching
 
 if TYPE_CHECKING:
@@ -70,21 +71,21 @@ def _pin(asker: Asker, fingerprint: bytes, keys: bytes, ttl_s: int) -> int:
     return asker.expect(body, ChunkCountReply, reaching.LIMIT_S).chunks
 
 
-def seconds(text: str, option: str = "ttl") -> int:
+def seconds(text: str, option: str = "ttl", most_s: int = MAX_TTL_S) -> int:
     """Reads a span of time.
 
     Args:
         text: seconds, or a number with s, m, h or d.
         option: that it is the value of, for the error.
+        most_s: longest, seconds; as long as a PIN may be without it.
 
     Raises:
-        ConfigError: INVALID_CONFIG: it is none, or longer than 30 days, as long as a PIN may be.
+        ConfigError: INVALID_CONFIG: it is none, or too long.
     """
-    from protocol.limits import MAX_TTL_S
     from server.sizes import invalid
 
     match = _SPAN.fullmatch(text.strip().lower())
     found = int(match[1]) * _UNITS[match[2]] if match is not None else 0
-    if not 1 <= found <= MAX_TTL_S:
-        raise invalid(option, text, f"seconds, or 30m, 12h, 7d; {MAX_TTL_S // 86_400}d at most")
+    if not 1 <= found <= most_s:
+        raise invalid(option, text, f"seconds, or 30m, 12h, 7d; {most_s // 86_400}d at most")
     return found

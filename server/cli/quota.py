@@ -68,7 +68,7 @@ def set_(endpoint: str | None, as_json: bool, size: str, limit: str, **named: st
     at = reaching.place(endpoint)
     try:
         with reaching.connected(at, "quota") as asker:
-            change = quotaspec.change_of(_tenant(asker, **named), size, limit)
+            change = quotaspec.change_of(_tenant(asker, **named), size, limit, "limit")
             if not change.floor_bytes and not change.limit_bytes:
                 raise invalid(
                     "quota", size, "a size or a limit above 0; kvkeep quota unset ends it"
@@ -83,18 +83,26 @@ def set_(endpoint: str | None, as_json: bool, size: str, limit: str, **named: st
 @reaching.options
 @tenant_options
 def unset(endpoint: str | None, as_json: bool, **named: str | None) -> None:
-    """Take a tenant's quota back: its chunks are evicted as anybody's, and may be any number."""
+    """Take a tenant's quota back: its chunks are evicted as anybody's, and may be any number.
+
+    The exit code is 3 when it had none.
+    """
     from protocol.errors import ConfigError
     from protocol.quotas import QuotaChange
+    from server.quotaspec import tenant_name
 
     at = reaching.place(endpoint)
     try:
         with reaching.connected(at, "quota") as asker:
             kind, tenant = _tenant(asker, **named)
+            had = {(one.kind, one.tenant) for one in _ask(asker, None).quotas}
             reply = _ask(asker, QuotaChange(kind=kind, tenant=tenant, floor_bytes=0))
     except ConfigError as error:
         reaching.refuse(str(error))
     _show(reply, as_json)
+    if (kind, tenant) not in had:
+        click.echo(f"kvkeep: {tenant_name(kind, tenant)} had no quota", err=True)
+        raise SystemExit(reaching.EXIT_OTHER)
 
 
 def _tenant(
@@ -114,6 +122,8 @@ def _tenant(
         valid = "one of --namespace NAME, --salt TEXT and --tenant NAME"
         raise invalid("tenant", tenant or "", valid)
     if salt is not None:
+        if not salt:
+            raise invalid("salt", salt, "the salt of a tenant's requests")
         return TenantKind.SALT, ReuseScope(cache_salt=salt).tenant()
     if tenant is not None:
         found = quotaspec.parse_tenant(tenant)

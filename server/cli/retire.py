@@ -27,7 +27,7 @@ DEFAULT_SPAN = "7d"
     metavar="TIME",
     default=DEFAULT_SPAN,
     show_default=True,
-    help="Longest that a namespace may be unused: seconds, or 30m, 12h, 7d.",
+    help="Longest that a namespace may be unused: seconds, or 30m, 12h, 7d; 366d at most.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show which they are.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
@@ -41,10 +41,11 @@ def command(endpoint: str | None, as_json: bool, unused_for: str, dry_run: bool,
     """
     from protocol.errors import ConfigError
     from server.cli.pin import seconds
+    from server.schema import MAX_TTL_S
 
     at = reaching.place(endpoint)
     try:
-        span_s = seconds(unused_for, "unused-for")
+        span_s = seconds(unused_for, "unused-for", MAX_TTL_S)
     except ConfigError as error:
         reaching.refuse(str(error))
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):

@@ -6,7 +6,6 @@ Must not know: how a server loads, or how it is asked. Runs in: the process of t
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+
+from server.cli import reaching
 
 if TYPE_CHECKING:
     from protocol.messages import Body, WarmStatusReply
@@ -98,10 +99,10 @@ def command(
     or the server ended it, 3 when no tier lists anything.
     """
     from protocol.errors import ConfigError
-    from server import config, prompts, sizes
+    from server import prompts, sizes
 
+    at = reaching.place(endpoint)
     try:
-        settings = config.read({"endpoint": endpoint}, os.environ)
         max_bytes = sizes.parse_size("bytes", size) if size is not None else 0
         fingerprint = _fingerprint(namespace)
         wanted = [b""]
@@ -114,10 +115,9 @@ def command(
     except ConfigError as error:
         click.echo(f"kvkeep: {error}", err=True)
         raise SystemExit(EXIT_CONFIG) from None
-    side_path = settings.endpoint.side_path(settings.runtime_dir)
     goal = Goal(fingerprint, wanted, max_bytes)
     try:
-        code = _run(side_path, settings.endpoint.url, goal, wait_s, as_json)
+        code = _run(at.side_path, at.url, goal, wait_s, as_json)
     except KeyboardInterrupt:  # while it waited for a server
         click.echo("kvkeep: not warmed: interrupted", err=True)
         code = EXIT_INTERRUPTED

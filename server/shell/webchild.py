@@ -30,6 +30,9 @@ EXIT_CANNOT_LISTEN = 3
 _LAST_WORD = "kvkeep: "
 """How the line begins that says why it ends."""
 
+LAST_LINE_S = 1.0
+"""How long before its end a line may have come that is told as the reason."""
+
 MAX_BACKOFF_S = 30.0
 END_TIMEOUT_S = 1.5
 """For one that was told to end; it has nothing to bring to an end but answers."""
@@ -182,20 +185,21 @@ class WebChild:
         """Reads what it says until it ends; what it logs goes into this log, at a bounded rate.
 
         Returns:
-            Its last line.
+            Its last line, if that may be why it ended; what it said long before is not.
         """
         assert child.stdout is not None
-        last = ""
+        last, said_s = "", 0.0
         while data := child.stdout.readline(_MAX_LINE_BYTES):
             line = data.decode("utf-8", "replace").strip()
             if line.startswith(READY):
                 self.url, self._reason = line.removeprefix(READY), ""
                 _log.info("pages are served at %s", self.url)
                 continue
-            last = line
+            last, said_s = line, time.monotonic()
             if not line.startswith(_LAST_WORD):
                 self._complaints.note("web_said", line)
-        return last
+        is_why = last.startswith(_LAST_WORD) or time.monotonic() - said_s <= LAST_LINE_S
+        return last if is_why else ""
 
     def _tell_end(self, pid: int, code: int, last: str) -> None:
         if code == EXIT_CANNOT_LISTEN:

@@ -150,3 +150,10 @@ def test_a_pipe_does_not_keep_the_engine_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="no regular file"):
         read_file(str(tmp_path / "pipe"), "SETTING")
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_name_of_a_file_is_none(value: str, tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    default = resolve_server_url(object(), environ)
+    assert resolve_server_url(object(), {**environ, ENV_LMCACHE_FILE: value}) == default

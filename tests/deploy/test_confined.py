@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 from tests.deploy import confined
 from tests.repository import tree
 from tests.wire.client import Engine
+from tests.wire.ports import held_port
 from tests.wire.process import ROOT, ServerProcess, wait_until
 
 UNIT = tree.ROOT / "deploy/systemd/kvkeep.service"
@@ -49,16 +49,20 @@ def test_what_the_unit_forbids_is_refused() -> None:
 
 
 def test_the_server_its_tier_and_its_pages_work(short_dir: Path, shm_dir: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     arguments = ("--l1-size", "64M", "--l2", f"disk:{short_dir}/tier?size=64M")
-    environ = {"KVKEEP_HTTP": f"127.0.0.1:{port}", "KVKEEP_GROUP": str(os.getegid())}
     keys = [os.urandom(16) for _ in range(4)]
     short_dir.chmod(0o750)  # the group may pass
-    with ServerProcess(
-        short_dir, shm_dir / "a", *arguments, environ=environ, prefix=PREFIX
-    ) as server:
+    environ = {"KVKEEP_GROUP": str(os.getegid())}
+    with (
+        held_port() as port,
+        ServerProcess(
+            short_dir,
+            shm_dir / "a",
+            *arguments,
+            environ={**environ, "KVKEEP_HTTP": f"127.0.0.1:{port}"},
+            prefix=PREFIX,
+        ) as server,
+    ):
         assert "tiers L1 > disk" in server.line
         with Engine(server.url, server.side_path) as engine:
             engine.register()

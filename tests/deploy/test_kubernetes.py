@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
+from click.testing import CliRunner
 
 from server import config
+from server.cli import cli, reaching
 from server.config import KEYS, variable
 from server.sizes import parse_size
+from server.web.health import CHECKS
 from server.web.watch import LIMIT_S
 from tests.deploy.linters import complaints
 from tests.repository import tree
@@ -99,11 +103,24 @@ def test_the_arena_fits_into_volume_and_limit() -> None:
 
 
 def test_nothing_restarts_the_server_but_its_own_loop() -> None:
+    """Nor does it go over HTTP, where slow readers can take every place."""
     [_, server] = containers("daemonset.yaml")
     for probe in ("startupProbe", "livenessProbe"):
-        assert server[probe]["httpGet"]["path"] == "/healthz"
-        assert server[probe]["timeoutSeconds"] > LIMIT_S
-    assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        program, *arguments = server[probe]["exec"]["command"]
+        assert program == "kvkeep"
+        # One that finds no server fails; a slip in it would fail with 2, or 0.
+        shown = CliRunner().invoke(cli, arguments, env={"KVKEEP_ENDPOINT": "ipc:///nowhere/x"})
+        assert (shown.exit_code, "no server listens there" in shown.output) == (1, True)
+        assert server[probe]["timeoutSeconds"] > reaching.LIMIT_S
+
+
+def test_a_tier_that_is_down_makes_no_pod_unready() -> None:
+    [_, server] = containers("daemonset.yaml")
+    path, _, query = server["readinessProbe"]["httpGet"]["path"].partition("?")
+    assert path == "/readyz"
+    assert parse_qs(query) == {"exclude": ["tiers"]}
+    assert "tiers" in CHECKS
+    assert server["readinessProbe"]["timeoutSeconds"] > LIMIT_S
 
 
 def test_engines_reach_the_servers_socket() -> None:

@@ -11,13 +11,8 @@ from pathlib import Path
 
 from server import asking
 from tests.wire.client import Engine
+from tests.wire.ports import held_port
 from tests.wire.process import ServerProcess, is_alive, wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def page(port: int, path: str) -> tuple[int, str]:
@@ -33,9 +28,10 @@ def answers(port: int) -> bool:
 
 
 def test_pages_come_back_and_end_with_the_server(short_dir: Path, shm_dir: Path) -> None:
-    port = free_port()
-    arguments = ("--l1-size", "64M", "--http", str(port))
-    with ServerProcess(short_dir, shm_dir / "a", *arguments) as server:
+    with (
+        held_port() as port,
+        ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M", "--http", str(port)) as server,
+    ):
         assert wait_until(lambda: answers(port), 30)
         first = asking.stats(server.side_path, 10)["web_pid"]
         assert first in server.children()
@@ -51,9 +47,10 @@ def test_pages_come_back_and_end_with_the_server(short_dir: Path, shm_dir: Path)
 
 
 def test_a_killed_server_leaves_no_pages(short_dir: Path, shm_dir: Path) -> None:
-    port = free_port()
-    arguments = ("--l1-size", "64M", "--http", str(port))
-    with ServerProcess(short_dir, shm_dir / "a", *arguments) as server:
+    with (
+        held_port() as port,
+        ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M", "--http", str(port)) as server,
+    ):
         assert wait_until(lambda: answers(port), 30)
         pid = asking.stats(server.side_path, 10)["web_pid"]
         server.kill()

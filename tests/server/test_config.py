@@ -227,7 +227,7 @@ def test_a_tier_that_is_wrong_names_where_it_came_from(tmp_path: Path) -> None:
         config.read({}, {"KVKEEP_L2": "disk:/b"})
     path = tmp_path / "kvkeep.conf"
     path.write_text("l2 = floppy:/x\n")
-    with pytest.raises(ConfigError, match=f"{path}: l2: expected a URL such as"):
+    with pytest.raises(ConfigError, match=f"{path}: l2: there is no kind 'floppy': expected"):
         config.read({"config": str(path)}, {})
 
 
@@ -247,16 +247,16 @@ def test_variables_with_credentials_of_tiers_are_none_of_a_slip() -> None:
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [("9177", "127.0.0.1:9177"), ("0.0.0.0:0", "0.0.0.0:0"), ("[::1]:80", "[::1]:80"), (" ", "")],
+    [("9177", "127.0.0.1:9177"), ("0.0.0.0:1", "0.0.0.0:1"), ("[::1]:80", "[::1]:80"), (" ", "")],
 )
 def test_where_pages_are_served(text: str, address: str) -> None:
     assert config.read({**ENDPOINT, "http": text}, {}).http == address
     assert config.read(ENDPOINT, {"KVKEEP_HTTP": text}).http == address
 
 
-@pytest.mark.parametrize("wrong", ["x", "70000", "[::1]", "a b:1"])
+@pytest.mark.parametrize("wrong", ["x", "70000", "0", "0.0.0.0:0", "[::1]:00", "[::1]", "a b:1"])
 def test_an_address_that_is_none_names_what_is_valid(wrong: str) -> None:
-    with pytest.raises(ConfigError, match=r"http.*\[HOST:\]PORT"):
+    with pytest.raises(ConfigError, match=r"http.*\[HOST:\]PORT with a port from 1 to 65535"):
         config.read({**ENDPOINT, "http": wrong}, {})
 
 

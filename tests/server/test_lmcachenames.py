@@ -138,4 +138,5 @@ def test_the_file_is_read_without_a_yaml_library(tmp_path: Path) -> None:
     found = of_environment({"LMCACHE_CONFIG_FILE": str(path)})
     assert {key: one.text for key, one in found.values.items()} == {"l1-size": "2.0G"}
     assert len(found.notes) == 1
-    assert of_environment({}).values == {}
+    for environ in ({}, {"LMCACHE_CONFIG_FILE": ""}, {"LMCACHE_CONFIG_FILE": " "}):
+        assert of_environment(environ).values == {}

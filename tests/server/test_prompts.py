@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import ConfigError
 from protocol.keys import BlockHashChain, ReuseScope, chunk_key_blob
+from server import prompts
 from server.prompts import read_keys
+from tests.wire.process import ROOT
 
 TOKENS = list(range(1000, 1070))
 
@@ -45,3 +50,57 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="that can be read"):
         read_keys(str(tmp_path / "bytes"), 1, 1, None)
+
+
+LIMITED = """
+import resource, sys
+from protocol.errors import ConfigError
+from server.prompts import read_keys
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    read_keys(sys.argv[1], 16, 1, None)
+except ConfigError as error:
+    print(error.message)
+"""
+
+
+def refused_with_little_memory(path: str) -> str:
+    """What a process of its own says, which a limit ends if it reads on and on."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
+    assert "a regular file" in refused_with_little_memory("/dev/zero")
+    endless = tmp_path / "zeros"
+    with endless.open("wb") as file:
+        file.truncate(8 << 30)  # takes no room
+    assert "at most 16 MiB in a line, in line 1" in refused_with_little_memory(str(endless))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "a regular file" in refused_with_little_memory(str(tmp_path / "pipe"))
+
+
+def test_a_file_beyond_its_bounds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "[1]\n" * 3)
+    monkeypatch.setattr(prompts, "MAX_PROMPTS", 3)
+    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 12)
+    assert len(read_keys(path, 1, 1, None)) == 3
+    monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
+    with pytest.raises(ConfigError, match="at most 2 lines"):
+        read_keys(path, 1, 1, None)
+    monkeypatch.setattr(prompts, "MAX_PROMPTS", 3)
+    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 11)
+    with pytest.raises(ConfigError, match="at most 11 bytes in all"):
+        read_keys(path, 1, 1, None)

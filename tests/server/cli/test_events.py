@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 from click.testing import CliRunner
 
+from protocol.errors import ErrorCode, KvkeepError, ReplyError, RequestError
 from protocol.events import KvEvent
 from protocol.messages import Clear, ForgottenReply
-from server.cli import cli, events
+from server import asking
+from server.cli import cli, events, reaching
 from server.eventstream import Begun, Current, Page
 from tests.server.cli.cached import FIRST, SECOND, Cached, keys_of
 from tests.wire.process import ROOT, ServerProcess
@@ -139,3 +142,67 @@ def test_nobody_reads_any_more(holding: Cached) -> None:
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_that_goes_is_noticed_without_another_event(holding: Cached) -> None:
+    code = (
+        "import sys\n"
+        "from server.cli import cli, events\n"
+        "events.WAIT_MS = 200\n"
+        "cli(['events', '--new', '--json', '--endpoint', sys.argv[1]])\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, holding.server.url],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    try:
+        assert line(running)["event"] == "begin"
+        assert running.stdout is not None
+        running.stdout.close()
+        assert running.wait(20) == 0
+        assert running.stderr is not None
+        with running.stderr as said:
+            assert said.read() == b""
+    finally:
+        running.kill()
+        running.wait()
+
+
+class AwayError(Exception):
+    """It was shown as away."""
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"),
+    [
+        (ReplyError(ErrorCode.UNKNOWN_OPERATION, "no operation 41"), True),
+        (RequestError(ErrorCode.NOT_PERMITTED, "not you"), True),
+        (ReplyError(ErrorCode.STALE_EPOCH, "another server"), False),
+        (ReplyError(ErrorCode.UNAUTHENTICATED, "say HELLO"), False),
+        (ReplyError(ErrorCode.DRAINING, "about to end"), False),
+        (RequestError(ErrorCode.LIMIT_EXCEEDED, "too many processes"), False),
+        (ReplyError(ErrorCode.INTERNAL, "a code of a newer server"), False),
+    ],
+)
+def test_a_refusal_ends_it_and_what_may_change_does_not(
+    error: KvkeepError,
+    is_final: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refusing(side_path: str, limit_s: float, command: str) -> NoReturn:
+        raise error
+
+    def show(found: dict[str, Any]) -> None:
+        raise AwayError(found["event"])
+
+    monkeypatch.setattr(asking, "connected", refusing)
+    with pytest.raises(SystemExit if is_final else AwayError) as caught:
+        events._go_on(reaching.Place("ipc:///x", "/x.side"), True, show)
+    said = capsys.readouterr().err
+    if is_final:
+        assert isinstance(caught.value, SystemExit)
+        assert (caught.value.code, said) == (1, f"kvkeep: refused by ipc:///x: {error}\n")

@@ -57,7 +57,14 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
 def test_what_cannot_be_is_refused(holding: Cached) -> None:
     for words, code, expected in (
         (("set", "1G", "--salt", "x"), 1, "67108864 are left"),
-        (("set", "2M", "--limit", "1M", "--salt", "x"), 2, "no less than the floor"),
+        (
+            ("set", "2M", "--limit", "1M", "--salt", "x"),
+            2,
+            "limit='1M': expected a limit above 0 that is no less than the floor, 2M",
+        ),
+        (("set", "2M", "--limit", "much", "--salt", "x"), 2, "limit='much': expected"),
+        (("set", "1M", "--salt", ""), 2, "salt=''"),
+        (("unset", "--salt", ""), 2, "salt=''"),
         (("set", "0", "--salt", "x"), 2, "kvkeep quota unset ends it"),
         (("set", "much", "--salt", "x"), 2, "a number of bytes"),
         (("set", "1M"), 2, "one of --namespace NAME, --salt TEXT and --tenant NAME"),
@@ -67,3 +74,12 @@ def test_what_cannot_be_is_refused(holding: Cached) -> None:
     ):
         result = quota(holding, *words)
         assert (result.exit_code, expected in result.output) == (code, True), result.output
+
+
+def test_a_quota_that_is_not_there_cannot_be_taken_back(holding: Cached) -> None:
+    digits = ReuseScope(cache_salt="slip").tenant().hex()
+    assert quota(holding, "set", "1M", "--salt", "tenant").exit_code == 0
+    result = quota(holding, "unset", "--salt", "slip")
+    assert result.exit_code == 3
+    assert f"kvkeep: salt/{digits} had no quota\n" in result.output
+    assert len(told(holding, "list")["quotas"]) == 1

@@ -47,6 +47,8 @@ def test_a_namespace_goes_when_its_engine_is_gone_and_its_time_is_over(holding: 
     assert wait_until(lambda: shown() == [holding.name], 5.0, 0.2)
     [one] = holding.told("retire", "--unused-for", "1", "--yes")["namespaces"]
     assert (one["name"], one["cleared"], one["tiers_pending"]) == ("test/model", 7, 0)
+    # As long as launch --namespace-ttl may be.
+    assert holding.told("retire", "--unused-for", "366d", "--yes")["namespaces"] == []
     text = holding.run("retire", "--unused-for", "1", "--yes")
     assert (text.exit_code, text.output) == (0, "no namespace is unused for so long\n")
 
@@ -56,6 +58,7 @@ def test_nothing_goes_by_a_slip(holding: Cached) -> None:
         ([], "--yes or --dry-run, since nobody can be asked here"),
         (["--unused-for", "1w", "--yes"], "unused-for='1w'"),
         (["--unused-for", "0", "--yes"], "unused-for='0'"),
+        (["--unused-for", "367d", "--yes"], "366d at most"),
     ):
         refused = holding.run("retire", *arguments)
         assert refused.exit_code == 2

@@ -65,6 +65,16 @@ def test_it_waits_for_a_server_as_long_as_it_was_told(short_dir: Path) -> None:
     assert f"not warmed, ipc://{short_dir}/none: no server listens there" in shown.output
 
 
+def test_settings_of_something_else_do_not_matter(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVKEEP_L1_SIZE", "wrong")
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", "/nowhere")
+    url = f"ipc://{short_dir}/none"
+    shown = CliRunner().invoke(cli, ["warm", "--endpoint", url, "--wait", "0"])
+    assert (shown.exit_code, "no server listens there" in shown.output) == (1, True)
+
+
 def test_a_server_without_tiers_is_not_waited_for(short_dir: Path, shm_dir: Path) -> None:
     with ServerProcess(short_dir, shm_dir / "a") as server:
         begun_s = time.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from server.shell import webchild
 from server.shell.complaints import Complaints
 from server.shell.webchild import WebChild, web_environment
 from tests.wire.process import ROOT, is_alive, wait_until
@@ -72,6 +73,31 @@ def test_what_it_logs_comes_through_and_its_end_is_told(scripts: Path) -> None:
     assert wait_until(lambda: complaints.counts().get("web_lost", 0) >= 1)
     assert web.stop(10)
     assert complaints.counts()["web_said"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("print('late', flush=True)\nraise SystemExit(7)", "ended with 7: late; another"),
+        (
+            "import time\nprint('slow', flush=True)\ntime.sleep(0.6)\nraise SystemExit(7)",
+            "ended with 7; another",
+        ),
+    ],
+)
+def test_what_it_said_long_before_is_not_why_it_ended(
+    script: str,
+    told: str,
+    scripts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(webchild, "LAST_LINE_S", 0.3)
+    web = child(scripts, script, Complaints(interval_s=0))
+    web.start()
+    # Of one of them: the end of a process may take a while on a machine that is busy.
+    assert wait_until(lambda: any(told in one.getMessage() for one in list(caplog.records)))
+    assert web.stop(10)
 
 
 def test_one_that_does_not_end_is_killed(scripts: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from server.web.main import EXIT_CANNOT_LISTEN, MAX_CONNECTIONS
+from server.web.main import EXIT_CANNOT_LISTEN, THREADS
 from tests.server.web.pageserver import Pages, serving
 from tests.wire.process import ROOT, ServerProcess, wait_until
 
@@ -33,9 +33,14 @@ def shared() -> Iterator[tuple[ServerProcess, Pages]]:
         yield server, pages
 
 
+def is_well(pages: Pages) -> bool:
+    """Whether the server is said to live, soon: a busy machine may have one answer late."""
+    return wait_until(lambda: pages.get("/healthz")[0] == 200, 20, every_s=0.2)
+
+
 def test_it_answers_for_a_server_that_is_well(shared: tuple[ServerProcess, Pages]) -> None:
     _, served = shared
-    assert served.get("/healthz")[0] == 200
+    assert is_well(served)
     assert wait_until(lambda: served.get("/readyz")[0] == 200, 10, every_s=0.2)
     assert served.get("/", method="POST")[0] == 405
     assert served.get("/", {"Host": "evil.example"})[0] == 403
@@ -50,7 +55,7 @@ def test_a_frozen_loop_is_seen_in_time_and_so_is_its_return(
     shared: tuple[ServerProcess, Pages],
 ) -> None:
     server, served = shared
-    assert served.get("/healthz")[0] == 200
+    assert is_well(served)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         time.sleep(1.1)  # what was told before is a second old then
@@ -62,19 +67,19 @@ def test_a_frozen_loop_is_seen_in_time_and_so_is_its_return(
         assert "answer" in served.json("/api/status")["why"]
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert wait_until(lambda: served.get("/healthz")[0] == 200, 10, every_s=0.2)
+    assert is_well(served)
 
 
 def test_a_server_that_ended_is_named_and_its_successor_found(
     server: ServerProcess, short_dir: Path
 ) -> None:
     with serving(server.side_path) as (served, _):
-        assert served.get("/healthz")[0] == 200
+        assert is_well(served)
         epoch = served.json("/api/status")["status"]["server"]["epoch"]
         server.terminate()
         assert wait_until(lambda: served.get("/healthz")[0] == 503, 10, every_s=0.2)
         with ServerProcess(short_dir, server.arena_dir):
-            assert wait_until(lambda: served.get("/healthz")[0] == 200, 10, every_s=0.2)
+            assert is_well(served)
             assert served.json("/api/status")["status"]["server"]["epoch"] != epoch
 
 
@@ -120,15 +125,16 @@ def test_wrong_options_are_named(arguments: list[str], word: str) -> None:
     assert word in done.stderr
 
 
-def test_readers_who_never_read_do_not_keep_others_out_nor_the_loop_busy(
+def test_a_few_who_never_end_their_request_leave_places_and_many_scrapes_the_loop_idle(
     shared: tuple[ServerProcess, Pages],
 ) -> None:
     _, served = shared
-    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8)]
+    # Twice as many as there are threads; who takes all connections does keep others out.
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(2 * THREADS)]
     try:
         for connection in idle:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
-        assert served.get("/healthz")[0] == 200
+        assert is_well(served)
         before = served.json("/api/status")["stats"]["requests"]
         begun_s = time.monotonic()
         for _ in range(200):
@@ -141,7 +147,6 @@ def test_readers_who_never_read_do_not_keep_others_out_nor_the_loop_busy(
     finally:
         for connection in idle:
             connection.close()
-    assert len(idle) < MAX_CONNECTIONS
 
 
 def test_it_ends_with_the_process_that_started_it(
@@ -164,7 +169,7 @@ def test_it_ends_with_the_process_that_started_it(
         assert parent.stdout is not None
         pid, _, line = parent.stdout.readline().decode().partition(" ")
         pages = Pages(line.removeprefix("kvkeep pages: ").strip())
-        assert pages.get("/healthz")[0] == 200
+        assert is_well(pages)
         parent.kill()
 
     def is_gone() -> bool:
