@@ -417,7 +417,6 @@ def launch(config: ServerConfig) -> None:
     signal.signal(signal.SIGTERM, _stop_early)
     try:
         raise_descriptor_limit()
-        fitting.check_tiers(config.tiers)
         Server(config, journal, Notifier.from_environ(os.environ, os.getpid())).run()
     except ThreadDiedError as error:
         _log.critical("%s: the server ends, so that it can be started again", error)

@@ -88,7 +88,7 @@ class Actions:
             fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
                 effect.slots, effect.records
             ),
-            fx.KeepQuotas: self._allocator.keep_quotas,
+            fx.KeepQuotas: lambda effect: self._allocator.keep_quotas(effect),
             fx.KeepOwed: lambda effect: self._allocator.keep_owed(
                 effect, porters.stores[effect.tier]
             ),
