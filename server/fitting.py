@@ -81,8 +81,8 @@ def memory_of(tiers: Sequence[TierSpec]) -> int:
 def check_tiers(tiers: Sequence[TierSpec]) -> None:
     """Checks that what a disk tier may take is no more than its disk has (B37), for ``doctor``.
 
-    What is free there does not count: some of it the tier may hold already. A start goes on without:
-    a disk that is not mounted must not cost the whole cache.
+    What is free there does not count: some of it the tier may hold already. A start goes on
+    without: a disk that is not mounted must not cost the whole cache.
 
     Args:
         tiers: of the server.

@@ -88,7 +88,7 @@ class Actions:
             fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
                 effect.slots, effect.records
             ),
-            fx.KeepQuotas: lambda effect: self._allocator.keep_quotas(effect),
+            fx.KeepQuotas: self._keep_quotas,
             fx.KeepOwed: lambda effect: self._allocator.keep_owed(
                 effect, porters.stores[effect.tier]
             ),
@@ -172,6 +172,9 @@ class Actions:
         self._extents.close()
 
     # --- effects --------------------------------------------------------------------------------
+
+    def _keep_quotas(self, effect: fx.KeepQuotas) -> None:
+        self._allocator.keep_quotas(effect)
 
     def _drop_process(self, effect: fx.DropProcess) -> None:
         error = side.SideError(
