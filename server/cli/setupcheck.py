@@ -96,6 +96,12 @@ def server(settings: ServerConfig) -> list[Finding]:
     except ConnectionRefusedError:
         text = f"none at {url}; one was there, and did not end by itself"
         return [Finding(Level.NOTE, "server", text, "kvkeep launch: it takes the cache over")]
+    except TimeoutError as error:
+        advice = (
+            "it hangs, is stopped (ps shows T: kill -CONT), or the machine is overloaded: "
+            "docs/runbook.md, and the server's log"
+        )
+        return [Finding(Level.ERROR, "server", f"{url}: {error}", advice)]
     except (OSError, KvkeepError) as error:
         advice = (
             "the same user, or the group of --group? See docs/security.md, and the server's log"

@@ -75,6 +75,7 @@ def test_what_answers_and_is_no_server_is_an_error(short_dir: Path) -> None:
         finally:
             setupcheck.ASK_LIMIT_S = setupcheck_limit
     assert told.level is Level.ERROR
+    assert "kill -CONT" in told.advice  # as of a server that was stopped
 
 
 def test_what_systemd_removes_is_told_to_ordinary_users(tmp_path: Path) -> None:
