@@ -96,7 +96,8 @@ class Reclaimer:
         """Bytes that all demands together still lack, given what is already on its way."""
         arena, growth = self._arena, self._growth
         waiting = [one for one in growth.demands.values() if one.creating is None]
-        if demand not in waiting:
+        # One that was served between two slices has its bytes already.
+        if demand not in waiting and demand.creating is None:
             waiting.append(demand)
         needed = sum(growth.needed_bytes(one.owner, one.shard) for one in waiting)
         coming = sum(
@@ -184,7 +185,7 @@ class Reclaimer:
                 break
             else:
                 yield MORE
-        if self._shortage_bytes(demand) > 0:
+        if self._shortage_bytes(demand) > 0 and demand.creating is None:
             self._growth.give_up(demand)
         else:
             self._growth.serve()
