@@ -292,7 +292,8 @@ class Growth:
         """Tells a demand's waiters that no extent comes."""
         if self.demands.get((demand.owner.fingerprint, demand.shard)) is demand:
             del self.demands[demand.owner.fingerprint, demand.shard]
-        for waiter in demand.waiters:
+        waiters, demand.waiters = demand.waiters, []  # each is called once, whoever gives up first
+        for waiter in waiters:
             waiter(False)
 
     def serve(self) -> None:

@@ -9,6 +9,7 @@ from protocol.errors import ErrorCode
 from protocol.namespace import LayerGroup
 from server.core import effects as fx
 from server.core.config import CoreConfig
+from server.core.growth import Demand
 from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
 
@@ -169,3 +170,16 @@ def test_a_reader_does_not_say_where_extents_lie_and_the_last_writer_does() -> N
     made = [e.numa_node for e in world.log if isinstance(e, fx.CreateExtent)]
     assert made[0] is None
     assert set(made[1:]) == {1}
+
+
+def test_waiters_of_a_demand_hear_once_however_often_it_is_given_up() -> None:
+    world = World(config(extents=2, slots=4))
+    engine = world.engine("a")
+    engine.register(namespace("one"))
+    growth = world.core._state.growth
+    owner = next(iter(world.core._state.roster.owners.values()))
+    heard: list[bool] = []
+    demand = Demand(owner, 0, waiters=[heard.append])
+    growth.give_up(demand)
+    growth.give_up(demand)  # as a run of the reclaimer that ends after ``serve`` gave it up
+    assert heard == [False]
