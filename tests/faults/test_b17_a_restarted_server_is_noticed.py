@@ -19,6 +19,7 @@ from adapter.membership import Joined
 from tests.adapter.enginerig import SIZE, EngineRig, write_model
 from tests.adapter.hostlike import Output, Report, tokens
 from tests.adapter.rankrig import RankRig
+from tests.wire.ports import free_port
 from tests.wire.process import ServerProcess, wait_until
 
 SIZES = ("--l1-size", "32M", "--extent-size", "4M")
@@ -41,12 +42,6 @@ class Servers:
     def replace(self, end: Callable[[ServerProcess], Any] = ServerProcess.kill) -> None:
         end(self.now)
         self.start()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=["ipc", "tcp"])

@@ -21,7 +21,8 @@ import pytest
 
 from tests.adapter.enginerig import EngineRig, write_model
 from tests.adapter.hostlike import tokens
-from tests.faults.test_b17_a_restarted_server_is_noticed import Servers, free_port
+from tests.faults.test_b17_a_restarted_server_is_noticed import Servers
+from tests.wire.ports import free_port
 from tests.wire.process import wait_until
 
 pytestmark = pytest.mark.sampled(2)  # over either kind of endpoint, in each way

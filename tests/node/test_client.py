@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.wire.ports import free_port
 from tests.wire.process import ServerProcess
 
 pytestmark = pytest.mark.node
@@ -57,14 +57,6 @@ def client_dir() -> Path:
         assert done.returncode == 0, done.stderr
         stamp.write_text(wanted, encoding="ascii")
     return folder
-
-
-def free_port() -> int:
-    """A loopback port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run(folder: Path, server: ServerProcess, *more: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ import zmq
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Done, Ping, Stats, StatsReply
 from tests.wire.client import Engine, WireClient
+from tests.wire.ports import free_port
 from tests.wire.process import (
     ROOT,
     ServerProcess,
@@ -25,12 +26,6 @@ from tests.wire.process import (
     rss_bytes,
     wait_until,
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str, str]:

@@ -21,6 +21,7 @@ from protocol.extents import unpack_header
 from protocol.messages import Done, Ping, Stats, StatsReply
 from tests.wire.asuser import needs_root, run_as
 from tests.wire.client import Engine, SideClient, WireClient, make_keys, make_namespace
+from tests.wire.ports import free_port
 from tests.wire.process import ROOT, ServerProcess, wait_until
 
 UID, MEMBER, OUTSIDER = 60_001, 42_042, 42_043
@@ -80,12 +81,6 @@ def refused(short_dir: Path, shm_dir: Path, *arguments: str) -> str:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     return done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @needs_root

@@ -22,7 +22,7 @@ from server.core.tiers.parts import Status
 from server.tiers import values
 from server.tiers.interface import HEADER_BYTES, Name, Part, Tier
 from tests.stores.parts import FINGERPRINT, PARENT, content, key
-from tests.stores.valkey import free_port
+from tests.wire.ports import free_port
 
 UP_LIMIT_S = 20.0
 LEASE_MS = 1000

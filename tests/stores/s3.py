@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.valkey import free_port, until
+from tests.stores.valkey import until
+from tests.wire.ports import free_port
 
 UP_LIMIT_S = 60.0
 BUCKET = "kvkeep"

@@ -22,6 +22,8 @@ from typing import BinaryIO
 
 import pytest
 
+from tests.wire.ports import free_port
+
 SLOTS = 16_384
 UP_LIMIT_S = 20.0
 LIBRARIES = {"mooncake": "libibverbs.so.1"}
@@ -51,13 +53,6 @@ def _is_loadable(library: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ask(port: int, *words: str, limit_s: float = 5.0) -> object:

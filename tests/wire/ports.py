@@ -1,4 +1,4 @@
-"""A port on loopback for a server under test, which nobody else gets meanwhile.
+"""Ports on loopback for servers under test.
 
 Runs in the pytest process.
 """
@@ -21,3 +21,10 @@ def held_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
+
+
+def free_port() -> int:
+    """A port that nobody has now: another process may get it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from tests.deploy.observability.expressions import queries, rules, series
 from tests.deploy.observability.promtool import RULES, program, promtool
 from tests.server.web.pageserver import Pages, serving
 from tests.server.web.traffic import scripted
+from tests.wire.ports import free_port
 from tests.wire.process import ServerProcess, wait_until
 
 # Series of what a server that is well, on a machine without a GPU, does not have.
@@ -32,11 +32,6 @@ NOT_HERE = {
 }
 EVERY_S = 1
 QUOTA = ("--quota", f"salt/{'5a' * 16}=1M:2M")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return int(door.getsockname()[1])
 
 
 class Asked:

@@ -14,14 +14,8 @@ import zmq
 from protocol.endpoint import Endpoint, parse
 from server.shell import connections
 from tests.faults import rawzmtp
+from tests.wire.ports import free_port
 from tests.wire.process import wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture(params=["ipc", "tcp"])

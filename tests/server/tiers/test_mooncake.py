@@ -18,7 +18,8 @@ from server.tierspec import parse
 from tests.stores import parts
 from tests.stores.mooncake import CLIENT_TTL_S, LEASE_MS, Cluster, Slots, cluster, until
 from tests.stores.parts import FINGERPRINT, OTHER_FINGERPRINT, key
-from tests.stores.valkey import free_port, required
+from tests.stores.valkey import required
+from tests.wire.ports import free_port
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
 NODE_MIB = 64

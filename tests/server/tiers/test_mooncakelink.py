@@ -21,7 +21,8 @@ from server.tiers.mooncakelink import (
     own_address,
 )
 from server.tierspec import parse
-from tests.stores.valkey import free_port, required
+from tests.stores.valkey import required
+from tests.wire.ports import free_port
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from server.tiers.objectclient import (
 from server.tierspec import parse
 from tests.stores import s3, tlsproxy
 from tests.stores.parts import fetched, filled
-from tests.stores.valkey import free_port
+from tests.wire.ports import free_port
 
 
 @pytest.fixture(scope="module", autouse=True)

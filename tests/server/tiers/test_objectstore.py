@@ -18,7 +18,8 @@ from server.tiers.objectstore import path_of
 from server.tierspec import TierSpec, parse
 from tests.stores import parts, s3
 from tests.stores.parts import fetched, filled, names
-from tests.stores.valkey import free_port, until
+from tests.stores.valkey import until
+from tests.wire.ports import free_port
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
 NUMBERS = tuple(range(12))

@@ -17,6 +17,7 @@ from server.tiers.interface import Moving, Name, Tier, TierError, Touching
 from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled
+from tests.wire.ports import free_port
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
 FULL = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
@@ -268,11 +269,11 @@ def test_full_with_eviction_keeps_the_latest(tmp_path: Path) -> None:
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     refused = r"valkey: 127\.0\.0\.1:\d+: connections are refused"
     with pytest.raises(TierError, match=refused) as caught:
-        open_tier(parse(f"valkey://127.0.0.1:{valkey.free_port()}"))
+        open_tier(parse(f"valkey://127.0.0.1:{free_port()}"))
     assert "\n" not in str(caught.value)
     with valkey.single(tmp_path / "s") as node, pytest.raises(TierError, match="for clusters only"):
         open_tier(parse(f"valkey://127.0.0.1:{node.port}?cluster=yes"))
-    bus = ("--cluster-port", str(valkey.free_port()))
+    bus = ("--cluster-port", str(free_port()))
     alone = valkey.Node(tmp_path / "c", "--cluster-enabled", "yes", *bus)
     try:
         with pytest.raises(TierError, match="expected cluster=yes"):
