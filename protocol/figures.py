@@ -118,6 +118,7 @@ FIGURES: dict[str, Figure] = {
     "pinned_prefixes": _gauge("Prefixes that operators keep with PIN"),
     "stores": _gauge("STOREs that are not committed or withdrawn yet"),
     "arena_bytes": _gauge("Budget of the arena", Unit.BYTES),
+    "arena_held_bytes": _gauge("Bytes of the arena that hold chunks: its fill", Unit.BYTES),
     "arena_used_bytes": _gauge("Bytes of the arena that extents take", Unit.BYTES),
     "extents": _gauge("Extents of the arena"),
     "arena_quarantined_bytes": _gauge(

@@ -47,6 +47,10 @@ ENGINE_STATES: Final = ("connected", "operator", "registering", "serving", "leav
 TIER_STATES: Final = ("starting", "up", "breaker open", "down")
 COPIER_STATES: Final = ("starting", "up", "down", "ending")
 
+COPIER_SILENT_S: Final = 1.5
+"""A copier that has had work for so long and answered nothing counts as not answering: a piece of
+work takes milliseconds. The server replaces it after ten seconds."""
+
 
 class ServerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The server itself.
@@ -59,6 +63,11 @@ class ServerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         arena: which it serves.
         endpoint: URL on which it listens.
         draining: whether it is about to end.
+        http: URL at which pages and metrics are served; empty while nothing listens.
+        started_in_s: from the start of its process until engines could connect; 0 before.
+        adopted_chunks: that it took over from the server before.
+        adopted_bytes: of slots that held those.
+        adopted_in_s: how long taking them over took.
     """
 
     version: ShortText
@@ -68,6 +77,11 @@ class ServerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     arena: Bytes16
     endpoint: Text
     draining: bool = False
+    http: Text = ""
+    started_in_s: Seconds = 0.0
+    adopted_chunks: Number = 0
+    adopted_bytes: Number = 0
+    adopted_in_s: Seconds = 0.0
 
 
 class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -143,6 +157,7 @@ class TierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         capacity_bytes: as it last said; 0 for unknown.
         jobs: what its porter has to do.
         waiting_puts: chunks that wait to be written.
+        why: it is not ``up``, one line without credentials; empty while it is, or nothing is known.
     """
 
     name: ShortText
@@ -152,6 +167,7 @@ class TierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     capacity_bytes: Number
     jobs: Number
     waiting_puts: Number
+    why: Text = ""
 
 
 class CopierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -163,6 +179,7 @@ class CopierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         restarts: how often another one had to be started.
         jobs: pieces of copying it has.
         stuck: predecessors that were killed and do not end.
+        silent_s: for how long it has had work and answered nothing.
     """
 
     name: ShortText
@@ -170,6 +187,7 @@ class CopierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     restarts: Number
     jobs: Number
     stuck: Number
+    silent_s: Seconds = 0.0
 
 
 class OpLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

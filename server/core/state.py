@@ -291,6 +291,7 @@ class State:
             pinned_prefixes=len(self.operations.pins),
             replies_owed=self.outbox.num_owed,
             arena_bytes=self.config.arena_bytes,
+            arena_held_bytes=sum(one.num_held * one.geometry.slot_bytes for one in extents),
             arena_used_bytes=self.growth.used_bytes,
             arena_quarantined_bytes=self.quarantine.sealed_bytes
             + sum(extent.file_bytes for extent in extents if extent.phase is Phase.TAKEN),

@@ -92,6 +92,8 @@ def default(field: inspect.Field) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return str(int(value))
+    if isinstance(value, float):
+        return f"{value:g}"
     return {"": "empty", b"": "empty", (): "empty"}.get(value, repr(value)) if value else "empty"
 
 

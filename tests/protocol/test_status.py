@@ -61,8 +61,11 @@ def full() -> StatusReply:
         capacity_bytes=BIG,
         jobs=BIG,
         waiting_puts=BIG,
+        why="\U0001f600" * limits.MAX_TEXT_CHARS,
     )
-    copier = CopierStatus(name=LONG, state=COPIER_STATES[0], restarts=BIG, jobs=BIG, stuck=BIG)
+    copier = CopierStatus(
+        name=LONG, state=COPIER_STATES[0], restarts=BIG, jobs=BIG, stuck=BIG, silent_s=1e9
+    )
     latency = OpLatency(buckets=(BIG,) * NUM_BUCKETS, sum_us=BIG, count=BIG)
     return StatusReply(
         server=ServerStatus(
@@ -73,6 +76,11 @@ def full() -> StatusReply:
             arena=ID,
             endpoint="\U0001f600" * limits.MAX_TEXT_CHARS,
             draining=True,
+            http="\U0001f600" * limits.MAX_TEXT_CHARS,
+            started_in_s=1e9,
+            adopted_chunks=BIG,
+            adopted_bytes=BIG,
+            adopted_in_s=1e9,
         ),
         engines=(engine,) * rows,
         engines_more=limits.MAX_U32,
