@@ -13,21 +13,25 @@ one value, so that either side has one buffer for each thread: fio's lie in the 
 and longer jobs (``--job 32M``) come from memory, which costs the disk's side of a virtual machine a
 copy from there. What counts is the ratio. With ``--encrypt`` the tier's values are encrypted, fio's
 stay what they are. A program, not a test: ``test_bench_disk`` runs it small.
-The folder has to be on the disk that is meant, and everything in it is removed.
+The folder has to be on the disk that is meant, and is removed afterwards. It must be empty or not
+be there; what a run that was killed left there is told by its mark, and removed first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +51,9 @@ from server.tierspec import CONCURRENCY, parse
 FINGERPRINT: Final = bytes(range(16))
 EXTENT: Final = 1
 PAGE: Final = 4096
+MARK: Final = ".bench_disk"
+"""File in a folder that a run made; locked while it runs."""
+
 SHARE: Final = 0.85
 """Of the folder's size that values fill: nothing is evicted."""
 
@@ -182,6 +189,45 @@ class Rig:
         os.close(self.fd)
 
 
+@contextlib.contextmanager
+def folder_of_a_run(folder: Path) -> Iterator[None]:
+    """Makes the folder, and removes it at the end, also after SIGTERM.
+
+    Args:
+        folder: that is not there, is empty, or is left from a run that was killed.
+
+    Raises:
+        click.ClickException: it has something else in it, or another run uses it.
+    """
+    mark = folder / MARK
+    if folder.exists() and any(folder.iterdir()) and not mark.is_file():
+        raise click.ClickException(f"{folder} is not empty; everything in it would be removed")
+    folder.mkdir(parents=True, exist_ok=True)
+    with mark.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise click.ClickException(f"another run uses {folder}") from None
+        empty(folder)
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            empty(folder)
+            mark.unlink()
+            folder.rmdir()
+
+
+def empty(folder: Path) -> None:
+    """Removes all but the mark, which goes last: what is left without it would be a stranger's."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink()
+
+
 def run_all(targets: list[Callable[[], None]]) -> None:
     """Runs each in a thread of its own, to the end."""
     threads = [threading.Thread(target=target) for target in targets]
@@ -261,20 +307,17 @@ def main(
     """Measures the disk tier beside fio."""
     if shutil.which("fio") is None:
         raise click.ClickException("fio was not found: apt-get install fio, or the like")
-    if folder.exists() and any(folder.iterdir()):
-        raise click.ClickException(f"{folder} is not empty; everything in it would be removed")
     sizes = [
         parse_size(name, text) for name, text in (("size", size), ("value", value), ("job", job))
     ]
     is_random = order == "random"
-    rig = Rig(
-        *(folder, sizes[0], threads, sizes[1], layout, is_random, fio_jobs, sizes[2], is_encrypted)
-    )
-    try:
-        figures = measure(rig, rounds, lambda line: click.echo(line, err=True))
-    finally:
-        rig.close()
-        shutil.rmtree(folder)
+    with folder_of_a_run(folder):
+        rig = Rig(
+            *(folder, sizes[0], threads, sizes[1], layout, is_random, fio_jobs, sizes[2]),
+            is_encrypted,
+        )
+        with contextlib.closing(rig):
+            figures = measure(rig, rounds, lambda line: click.echo(line, err=True))
     document = {
         "folder_bytes": sizes[0],
         "values": rig.count,

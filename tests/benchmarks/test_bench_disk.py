@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,26 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     result = CliRunner().invoke(bench_disk.main, ["--folder", str(tmp_path), "--size", "32M"])
     assert result.exit_code == 1
     assert (tmp_path / "mine").exists()
+
+
+def test_what_a_run_that_was_killed_left_is_removed_first(tmp_path: Path) -> None:
+    folder = tmp_path / "l2"
+    with bench_disk.folder_of_a_run(folder):
+        (folder / "segments").mkdir()
+        (folder / "segments" / "0").write_text("x")
+        (folder / "kvkeep.json").write_text("x")
+        shutil.copytree(folder, tmp_path / "killed")
+        result = CliRunner().invoke(bench_disk.main, ["--folder", str(folder), "--size", "32M"])
+        assert result.exit_code == 1
+        assert "another run uses" in result.output
+    assert not folder.exists()
+    with bench_disk.folder_of_a_run(tmp_path / "killed"):
+        assert [path.name for path in (tmp_path / "killed").iterdir()] == [bench_disk.MARK]
+    assert not (tmp_path / "killed").exists()
+
+
+def test_sigterm_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit), bench_disk.folder_of_a_run(tmp_path / "l2"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert not (tmp_path / "l2").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

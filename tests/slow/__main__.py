@@ -3,12 +3,13 @@
 ``python -m tests.slow [--seed N] [--quick] [--step NAME]… [--record [NAME]]``. Shows each step
 while it runs and writes ``build/slow.json`` after each, so that a run that is broken off tells what
 it has. ``--record`` copies the file to ``docs/measured/``, named after it and the commit. Exit code
-0 when everything ran and every target was met.
+0 when everything ran and every target was met, 130 when a signal ended it, with its step.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
@@ -24,14 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from server.bench.machine import describe
+from tests.slow.ending import end, interruptible
 from tests.slow.figure import Figure
 from tests.slow.step import Step
 from tests.slow.steps import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 1
-RECORD = "issue6"
+RECORD = "issue7"
 """What a record's name begins with unless another is given."""
+
+EXIT_INTERRUPTED = 130
 
 _SHOW_EVERY_S = 1.0
 _TAIL_LINES = 25
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: command line without the program; None for this process's.
 
     Returns:
-        0 if all steps ran and all targets were met, else 1.
+        0 if all steps ran and all targets were met, 130 if a signal ended it, else 1.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.slow", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
@@ -78,9 +82,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps = [step for step in steps if step.name in options.step]
         document["only"] = options.step
     print(f"seed {options.seed}, {len(steps)} steps, figures go to {path}", flush=True)
+    try:
+        with interruptible():
+            run_steps(steps, document, path)
+    except KeyboardInterrupt as signalled:
+        print(f"\nended by {signalled}; what ran before is in {path}", flush=True)
+        return EXIT_INTERRUPTED
+    show(document)
+    if options.record:
+        record(document, path, options.record)
+    return 0 if document["held"] else 1
+
+
+def run_steps(steps: Sequence[Step], document: dict[str, Any], path: Path) -> None:
+    """Runs each, and writes down after each what there is.
+
+    Args:
+        steps: in their order.
+        document: of the run; gets what they came to.
+        path: of its file; what the steps write goes beside it.
+    """
     began_s = time.monotonic()
     for number, step in enumerate(steps, start=1):
-        ended = run_step(step, f"{number}/{len(steps)} {step.name}", build)
+        ended = run_step(step, f"{number}/{len(steps)} {step.name}", path.parent)
         document["steps"].append(ended)
         document["seconds"] = round(time.monotonic() - began_s, 1)
         document["load_1min_after"] = round(os.getloadavg()[0], 2)
@@ -88,10 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             all(one["held"] for one in document["steps"]) if number == len(steps) else None
         )
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    show(document)
-    if options.record:
-        record(document, path, options.record)
-    return 0 if document["held"] else 1
 
 
 def run_step(step: Step, title: str, build: Path) -> dict[str, Any]:
@@ -112,7 +132,14 @@ def run_step(step: Step, title: str, build: Path) -> dict[str, Any]:
     out_path, err_path = build / f"slow-{stem}.out", build / f"slow-{stem}.err"
     began_s = time.monotonic()
     with out_path.open("wb") as out, err_path.open("wb") as err:
-        child = subprocess.Popen(step.command, cwd=ROOT, stdout=out, stderr=err, env=_environ(step))
+        child = subprocess.Popen(
+            step.command,
+            cwd=ROOT,
+            stdout=out,
+            stderr=err,
+            env=_environ(step),
+            start_new_session=True,  # a terminal's Ctrl-C is for the runner, which ends it once
+        )
         code = _wait(child, title, began_s, step.limit_s)
     seconds = round(time.monotonic() - began_s, 1)
     stdout = out_path.read_text(encoding="utf-8", errors="replace")
@@ -152,27 +179,20 @@ def _ended(
 
 
 def _wait(child: subprocess.Popen[bytes], title: str, began_s: float, limit_s: float) -> int:
-    """Waits, shows the time, and ends a child that takes too long."""
-    while True:
-        try:
-            return child.wait(_SHOW_EVERY_S)
-        except subprocess.TimeoutExpired:
+    """Waits, shows the time, and ends a child that takes too long; one that is left ends, too."""
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(_SHOW_EVERY_S)
             taken_s = time.monotonic() - began_s
             if sys.stdout.isatty():
                 print(f"\r{title}: {taken_s:.0f} s of at most {limit_s:.0f}", end="", flush=True)
             if taken_s > limit_s:
-                child.terminate()
-                try:
-                    child.wait(20)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
                 print(f"\n{title}: ended after its limit of {limit_s:.0f} s", flush=True)
                 return -1
-        except KeyboardInterrupt:
-            child.terminate()
-            child.wait()
-            raise
+    finally:
+        if child.poll() is None:
+            end(child)
 
 
 def show(document: dict[str, Any]) -> None:

@@ -106,8 +106,8 @@ def test_what_tests_print_becomes_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "name"),
     [
-        ({"machine": {"commit": "abc"}}, "issue6-abc.json"),
-        ({"machine": {"commit": "abc+"}, "only": ["demo"]}, "issue6-abc-changed-part.json"),
+        ({"machine": {"commit": "abc"}}, f"{RECORD}-abc.json"),
+        ({"machine": {"commit": "abc+"}, "only": ["demo"]}, f"{RECORD}-abc-changed-part.json"),
     ],
 )
 def test_a_record_is_named_after_its_commit(
