@@ -76,6 +76,8 @@ FIGURES: dict[str, Figure] = {
     "lookup_chunks": _counter("Chunks that LOOKUPs asked for"),
     "hit_chunks": _counter("Chunks that LOOKUPs were offered from L1"),
     "retrieved_chunks": _counter("Chunks named for loading"),
+    "requested_tokens": _counter("Tokens of the chunks that LOOKUPs asked for"),
+    "loaded_tokens": _counter("Tokens of offered chunks that were named for loading, each once"),
     "adopted_chunks": _counter("Chunks taken over from a former server at the start"),
     "registrations": _counter("Pools registered, again after each reconnection"),
     "stores_answered": _counter("STOREs answered"),
@@ -144,6 +146,7 @@ FIGURES: dict[str, Figure] = {
 FAMILIES: dict[str, tuple[str, Figure]] = {
     "error": ("code", _counter("Requests answered with an error")),
     "miss_chunks": ("reason", _counter("Chunks asked for and not there")),
+    "hit_tokens": (TIER, _counter("Tokens of the chunks offered, by where they came from")),
     "complaint": ("kind", _counter("Trouble that has a line in the log, logged or not")),
     "copier_pid": ("device", _gauge("Process of a device's copier; 0 while it does not run")),
     "copier_device_bytes": ("device", _gauge("Device memory that a copier takes", Unit.BYTES)),

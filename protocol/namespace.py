@@ -92,6 +92,11 @@ class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return sum(1 if group.replicated else self.num_ranks for group in self.groups)
 
     @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk."""
+        return self.tokens_per_block * self.chunk_blocks
+
+    @property
     def num_readers(self) -> int:
         """Processes that read a leased chunk: one per rank."""
         return self.num_ranks

@@ -29,7 +29,7 @@ MIN_BANDWIDTH_BYTES_S = 32 * MIB
 _MAX_CONCURRENCY = 64
 _MAX_USES = 1_000_000
 _COMMON = ("policy", "concurrency", "bandwidth", "name", "credentials", "keys")
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,15}")
+_NAME = re.compile(r"(?!l1\Z)[a-z][a-z0-9_]{0,15}")
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,19}")
 _AFTER = re.compile(r"after-([0-9]{1,7})-uses")
 _ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -263,7 +263,7 @@ def _policy(kind: str, text: str) -> tuple[Policy, int]:
 
 def _name(kind: str, text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        valid = "at most 16 of a-z, 0-9 and _, a letter first"
+        valid = "at most 16 of a-z, 0-9 and _, a letter first, and not l1"
         raise invalid(f"{KEY}: {kind}: name", text, valid)
     return text
 

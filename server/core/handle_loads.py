@@ -28,6 +28,7 @@ from server.core.lookups import Match
 from server.core.namespaces import Session
 from server.core.outbox import Ticket
 from server.core.peers import Process
+from server.core.tallies import HIT_L1, LOADED, REQUESTED
 
 
 class LoadHandlers:
@@ -82,8 +83,11 @@ class LoadHandlers:
             state.prefetches.end_request(session.instance, request)
         lease = state.lookups.lease(session, request, body.start, match)
         num_chunks, pending = len(body.keys) // ID_BYTES, 0
-        state.outbox.counters["lookup_chunks"] += num_chunks
-        state.outbox.counters["hit_chunks"] += match.count
+        counters, chunk_tokens = state.outbox.counters, session.owner.chunk_tokens
+        counters["lookup_chunks"] += num_chunks
+        counters["hit_chunks"] += match.count
+        counters[REQUESTED] += num_chunks * chunk_tokens
+        counters[HIT_L1] += match.count * chunk_tokens
         session.requested_chunks += num_chunks
         if match.count:
             session.hit_chunks += match.count
@@ -139,6 +143,8 @@ class LoadHandlers:
 
         def done(slots: bytes) -> None:
             state.outbox.counters["retrieved_chunks"] += body.count
+            fresh = lease.tally.load(first, body.count)
+            state.outbox.counters[LOADED] += fresh * session.owner.chunk_tokens
             state.outbox.reply(ticket, RetrieveReply(slots=slots, num_shards=num_shards))
 
         if state.leases.is_retrieved(lease, first, body.count):

@@ -5,7 +5,7 @@ Must not know: how chunks are pinned, what ends a lease. Runs in: the loop threa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from protocol.ids import LeaseId, RequestKey, SessionId
 from server.core.index import ChunkIndex
 from server.core.namespaces import Instance, Owner
+from server.core.tallies import Tally
 
 PIN_SLOTS = 512
 """Slots that are pinned or released in one slice."""
@@ -37,6 +38,7 @@ class Lease:
         slots: int32[ready, num_shards], valid where ``retrieved``; None before.
         retrieved: bool[ready].
         held_by: bool[num_ranks, ready], who has not given back which chunk.
+        tally: what of the LOOKUP was loaded, under this lease or one that it replaced.
     """
 
     lease: LeaseId
@@ -53,6 +55,7 @@ class Lease:
     slots: NDArray[np.int32] | None = None
     retrieved: NDArray[np.bool_] | None = None
     held_by: NDArray[np.bool_] | None = None
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def owner(self) -> Owner:

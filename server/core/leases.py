@@ -23,6 +23,7 @@ from server.core.clock import Clock
 from server.core.lease import Lease, slice_chunks
 from server.core.namespaces import Instance
 from server.core.slots import HELD, NO_NODE
+from server.core.tallies import Tally
 
 
 class Leases:
@@ -59,6 +60,7 @@ class Leases:
         node: int,
         start: int,
         ready: int,
+        tally: Tally | None = None,
     ) -> Lease:
         """Leases matched chunks; an older lease of the request loses its unretrieved part.
 
@@ -69,6 +71,7 @@ class Leases:
             node: deepest matched node.
             start: ordinal of the first matched chunk.
             ready: matched chunks, 1 and up.
+            tally: of the LOOKUP, unless this is its first lease.
 
         Returns:
             The lease.
@@ -98,6 +101,7 @@ class Leases:
             life=index.life[node],
             start=start,
             ready=ready,
+            tally=Tally() if tally is None else tally,
         )
         index.locks[node] += 1
         self.by_id[lease.lease] = lease

@@ -18,6 +18,7 @@ from server.core.index import ABSENT, ROOT
 from server.core.lease import Lease
 from server.core.leases import Leases
 from server.core.namespaces import Instance, Owner, Session
+from server.core.tallies import Tally
 
 
 @dataclass
@@ -83,9 +84,22 @@ class Lookups:
         return {extent for extent in instance.unmapped if extents[ExtentId(extent)].num_held}
 
     def lease(
-        self, session: Session, request: RequestKey, start: int, match: Match
+        self,
+        session: Session,
+        request: RequestKey,
+        start: int,
+        match: Match,
+        tally: Tally | None = None,
     ) -> Lease | None:
-        """Leases a match; an empty one ends the request's older lease and is None."""
+        """Leases a match; an empty one ends the request's older lease and is None.
+
+        Args:
+            session: of the scheduler.
+            request: request key.
+            start: ordinal of the first chunk asked for.
+            match: what was found.
+            tally: of the LOOKUP, unless this is its first lease.
+        """
         instance = session.instance
         if not match.count:
             self._leases.end_request(instance, request)
@@ -93,7 +107,9 @@ class Lookups:
         session.owner.index.touch(match.node, self._clock.now_us)
         if self.used is not None:
             self.used(session.owner, match.node)
-        return self._leases.open(instance, session.session, request, match.node, start, match.count)
+        return self._leases.open(
+            instance, session.session, request, match.node, start, match.count, tally
+        )
 
     def slow(
         self, session: Session, keys: bytes, start: int, found: Callable[[Match], None]

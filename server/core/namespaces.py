@@ -92,6 +92,11 @@ class Owner:
         payload = self.namespace.slot_payload_bytes
         return tuple(align(payload(shard)) for shard in range(self.num_shards))
 
+    @cached_property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk."""
+        return self.namespace.chunk_tokens
+
     @property
     def taken_bytes(self) -> int:
         """Slots' bytes of what is published, and of what STOREs and promotions have taken."""
@@ -120,7 +125,7 @@ class Owner:
             chunk: ordinal.
             end: ordinal of the first chunk that is not matched.
         """
-        chunk_tokens = self.namespace.tokens_per_block * self.namespace.chunk_blocks
+        chunk_tokens = self.chunk_tokens
         return (chunk + 1) * chunk_tokens > end * chunk_tokens - window_tokens
 
 

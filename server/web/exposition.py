@@ -103,9 +103,11 @@ def _with_zeros(answer: Answer) -> dict[str, int]:
     values = {name: 0 for name, figure in FIGURES.items() if figure.kind is Kind.COUNTER}
     values.update({f"error_{code.name.lower()}": 0 for code in ErrorCode})
     values.update({f"miss_chunks_{reason}": 0 for reason in MISS_REASONS})
+    values["hit_tokens_l1"] = 0
     for tier in answer.status.tiers if answer.status is not None else ():
         counters = (end for end, figure in TIER_FIGURES.items() if figure.kind is Kind.COUNTER)
         values.update({f"tier_{tier.name}_{end}": 0 for end in counters})
+        values[f"hit_tokens_{tier.name}"] = 0
     values.update(answer.values)
     return values
 

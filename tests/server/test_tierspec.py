@@ -92,6 +92,7 @@ def test_policies(text: str) -> None:
         ("disk:/x?size=1G&concurrency=0", "1 to 64 threads"),
         ("disk:/x?size=1G&bandwidth=31M", "at least 32M"),
         ("disk:/x?size=1G&name=L2", "a letter first"),
+        ("disk:/x?size=1G&name=l1", "not l1"),
         ("disk:/x?size=1G&credentials=/c", "takes no credentials"),
         ("mooncake:/x", "expected mooncake://"),
         ("mooncake://a:1,b:2", "expected host:port"),

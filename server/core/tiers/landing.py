@@ -62,6 +62,7 @@ class Landing:
         if good < piece.end:
             self._drop_bad(run, piece)
         self._lock(run, good)
+        run.landing = max(run.frontier, good)
         yield MORE
         for span in piece.spans:
             statuses = _statuses(piece, span)
@@ -69,6 +70,7 @@ class Landing:
             for first, count in _rows(sound):
                 yield from self._publish(run, span, span.first + first, count)
                 if run.is_stopping:
+                    run.landing = run.frontier
                     return
             if not span.share.is_needed and not sound.all():
                 # Those of chunks that are not published stay until nothing deeper is read any more.

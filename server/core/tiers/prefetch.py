@@ -5,12 +5,14 @@ Must not know: tiers, slots. Runs in: the loop thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.ids import ID_BYTES, InstanceId, RequestKey
 from server.core.namespaces import Instance, Session
 from server.core.outbox import Ticket
+from server.core.tallies import Tally, came_from
 from server.core.tiers.misses import Miss
 from server.core.tiers.runs import Run
 
@@ -56,6 +58,9 @@ class Prefetch:
         timer: of its deadline.
         is_patient: an engine waits for it.
         tenant: digest of the request's salt, or empty.
+        tally: of the LOOKUP.
+        rides: what each run brought that it does not wait for any more: its first chunk, the one
+            after its last, and from where.
     """
 
     session: Session
@@ -75,6 +80,8 @@ class Prefetch:
     timer: int = 0
     is_patient: bool = False
     tenant: bytes = b""
+    tally: Tally = field(default_factory=Tally)
+    rides: list[tuple[int, int, str]] = field(default_factory=list)
 
     @property
     def instance(self) -> Instance:
@@ -95,6 +102,27 @@ class Prefetch:
         """Key of one of its chunks."""
         return self.keys[chunk * ID_BYTES : (chunk + 1) * ID_BYTES]
 
+    def gained(self, count: int) -> Counter[str]:
+        """Where the chunks came from that an answer has and the one before it had not.
+
+        Args:
+            count: chunks that it has.
+        """
+        rides = [*self.rides, *self._ride()]
+        return came_from(rides, self.told, max(self.told, count))
+
+    def _ride(self) -> list[tuple[int, int, str]]:
+        """What its run has brought so far."""
+        run = self.run
+        if run is None or run.tier is None or not run.landing:
+            return []
+        return [(self.begun, run.start + run.landing - self.start, run.tier.name)]
+
+    def leave(self) -> None:
+        """It does not wait for its run any more."""
+        self.rides += self._ride()
+        self.run = None
+
     # --- as a run's passenger -------------------------------------------------------------
 
     def moved(self, run: Run) -> bool:
@@ -108,14 +136,14 @@ class Prefetch:
             and (run.frontier == run.num_chunks or self.key(at) == run.key(run.frontier))
         ):
             return True
-        self.run = None
+        self.leave()
         self.advance(self)
         return False
 
     def ended(self, run: Run) -> None:
         """Nothing more of its run comes."""
         if not self.is_final:
-            self.run = None
+            self.leave()
             # One that brought nothing, and for no reason of its own, does not hide why the one
             # before it ended.
             if run.frontier or run.why is not None:
@@ -128,7 +156,7 @@ class Prefetch:
         """Nothing more comes for it."""
         if self.run is not None:
             self.run.passengers.pop(self, None)
-            self.run = None
+            self.leave()
         if not self.is_final:
             self.is_final, self.why = True, why
         self.settle(self)

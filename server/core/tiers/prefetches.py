@@ -106,6 +106,9 @@ class Prefetches:
                     session, request, start, keys, ready, self._advance, self._settle
                 )
                 prefetch.tenant = tenant
+                lease = session.instance.requests.get(request)
+                if lease is not None:
+                    prefetch.tally = lease.tally
                 self._advance(prefetch)
                 if not prefetch.is_final:
                     self._add(prefetch)
@@ -243,12 +246,19 @@ class Prefetches:
         return match.count >= count or not self._lookups.unmapped(prefetch.instance)
 
     def _answer(self, prefetch: Prefetch, match: Match, final: bool) -> LookupReply:
+        gained = prefetch.gained(match.count)
         if final:
             self._remove(prefetch, match.count)
-        if prefetch.session.is_closing:
+        session = prefetch.session
+        if session.is_closing:
             raise RequestError(ErrorCode.UNKNOWN_SESSION, "the session ended meanwhile")
-        lease = self._lookups.lease(prefetch.session, prefetch.request, prefetch.start, match)
-        self._outbox.counters["hit_chunks"] += max(0, match.count - prefetch.told)
+        lease = self._lookups.lease(
+            session, prefetch.request, prefetch.start, match, prefetch.tally
+        )
+        counters = self._outbox.counters
+        for place, count in gained.items():
+            counters["hit_chunks"] += count
+            counters[f"hit_tokens_{place}"] += count * session.owner.chunk_tokens
         prefetch.told = max(prefetch.told, match.count)
         return LookupReply(
             lease=lease.lease if lease is not None else b"",

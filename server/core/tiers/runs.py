@@ -129,6 +129,7 @@ class Run:
         shares: one per shard, while something is read.
         chunks_per_piece: chunks that are read at once.
         frontier: chunks published.
+        landing: the same, those included that are being published right now.
         sent: chunks that reads were begun for.
         pieces: reads whose chunks are not published yet, in order.
         probe: number of the question that is open, 0 for none.
@@ -160,6 +161,7 @@ class Run:
     shares: list[Share] = field(default_factory=list)
     chunks_per_piece: int = 1
     frontier: int = 0
+    landing: int = 0
     sent: int = 0
     pieces: deque[Piece] = field(default_factory=deque)
     probe: int = 0

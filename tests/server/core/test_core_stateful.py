@@ -382,6 +382,7 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_read_changed(self) -> None:
         self.world.check_claims()
+        self.world.check_tokens()
 
     def teardown(self) -> None:
         """When all engines are gone and every copy ended, nothing is held for anybody."""

@@ -383,6 +383,12 @@ class World:
             for part in shadow.content[claim.slot]:
                 assert part == (claim.key, claim.shard), "bytes changed under a reader"
 
+    def check_tokens(self) -> None:
+        """No engine's death, no cancel and no retry makes more hit than asked for, or loaded."""
+        counters = self.core._state.outbox.counters
+        hit = sum(n for name, n in counters.items() if name.startswith("hit_tokens_"))
+        assert counters["requested_tokens"] >= hit >= counters["loaded_tokens"]
+
     def engine(self, name: str = "a", rank: int = 0, pages: int = 256) -> Engine:
         return Engine(self, name, rank, pages)
 

@@ -14,6 +14,7 @@ import pytest
 
 from protocol.namespace import fingerprint
 from server import asking
+from server.web.names import place
 from server.web.watch import FRESH_S
 from tests.server.web.pageserver import Pages, serving
 from tests.server.web.traffic import Script, scripted
@@ -30,6 +31,9 @@ COUNTS = {
     "stores": "stores_answered",
     "published": "published_chunks",
     "copied_bytes": "copied_bytes",
+    "requested_tokens": "requested_tokens",
+    "hit_tokens": "hit_tokens_l1",
+    "loaded_tokens": "loaded_tokens",
 }
 GAUGES = ("chunks", "leases", "sessions", "namespaces", "slots_held", "arena_bytes", "stores")
 
@@ -61,7 +65,8 @@ def test_everybody_counts_the_same(server: ServerProcess, pages: Pages) -> None:
         for own, name in COUNTS.items():
             expected = sum(getattr(script.counted, own) for script in scripts)
             assert expected > 0, own
-            told = (stats[name], metrics[f"kvkeep_{name}_total"], status["stats"][name])
+            metric = placed_as(name)
+            told = (stats[name], metrics[metric], status["stats"][name])
             assert told == (expected,) * 3, name
         for name in GAUGES:
             assert stats[name] == metrics[f"kvkeep_{name}"] == status["stats"][name], name
@@ -71,6 +76,15 @@ def test_everybody_counts_the_same(server: ServerProcess, pages: Pages) -> None:
     finally:
         for script in scripts:
             script.engine.close()
+
+
+def placed_as(name: str) -> str:
+    """What a counter of STATS is called in /metrics."""
+    placed = place(name)
+    assert placed is not None
+    assert placed.is_counter
+    labels = f'{{{placed.label}="{placed.value}"}}' if placed.label else ""
+    return f"{placed.family}_total{labels}"
 
 
 def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[str, Any]) -> None:

@@ -69,6 +69,8 @@ def test_what_has_not_happened_yet_is_0() -> None:
     found = samples(view({}, status()))
     assert found["kvkeep_internal_errors_total", ()] == 0
     assert found["kvkeep_tier_corrupt_total", by([("tier", "disk")])] == 0
+    for place in ("l1", "disk"):
+        assert found["kvkeep_hit_tokens_total", by([("tier", place)])] == 0
     codes = {key[1][0][1] for key in found if key[0] == "kvkeep_errors_total"}
     assert codes == {code.name.lower() for code in ErrorCode}
     assert {reason.value for reason in Miss} == set(MISS_REASONS)

@@ -20,7 +20,10 @@ class Counted:
         lookups: LOOKUPs it sent.
         asked: chunks that they named.
         hit: chunks that the answers offered.
-        loaded: chunks that it named for loading, and read.
+        loaded: chunks that it named for loading, and read; some of them twice for one LOOKUP.
+        requested_tokens: of the chunks asked for.
+        hit_tokens: of those offered.
+        loaded_tokens: of those loaded, each once for the LOOKUP that offered it.
         stored: chunks that the answers to STORE say were copied.
         stores: those STOREs.
         published: chunks that the answers to COMMIT say were published.
@@ -31,6 +34,9 @@ class Counted:
     asked: int = 0
     hit: int = 0
     loaded: int = 0
+    requested_tokens: int = 0
+    hit_tokens: int = 0
+    loaded_tokens: int = 0
     stored: int = 0
     stores: int = 0
     published: int = 0
@@ -64,11 +70,18 @@ class Script:
         self.counted.lookups += 1
         self.counted.asked += len(keys)
         self.counted.hit += found.ready
+        tokens = self.engine.namespace.chunk_tokens
+        self.counted.requested_tokens += len(keys) * tokens
+        self.counted.hit_tokens += found.ready * tokens
         if found.ready:
             self.engine.pump()
             count = min(found.ready, part or found.ready)
             self.engine.read(found.lease, count)
             self.counted.loaded += count
+            self.counted.loaded_tokens += count * tokens
+            if part:  # its first chunk is asked for again, as if the answer had been lost
+                self.engine.read(found.lease, 1)
+                self.counted.loaded += 1
             self.engine.release(found.lease)
         return found.ready
 
