@@ -87,6 +87,8 @@ class Server:
         self._side_path = config.endpoint.side_path(config.runtime_dir)
         self._epoch = Epoch(os.urandom(16))
         self._begun_ns = clock.now_ns()
+        self._started_in_s = 0.0
+        self._adopted = Adopted()
         self._own_party = ""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket_file = SocketFile(config.endpoint.path)
@@ -184,6 +186,7 @@ class Server:
         self._web: WebChild | None = None
         if self._config.http:
             self._web = WebChild(self._side_path, self._config.http, self._complaints)
+            self._web.listens = lambda url: self._journal.write(STDOUT, startlines.pages(url))
             core.tell_more(self._web.figures)
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
@@ -191,6 +194,7 @@ class Server:
         core.tell_more(self._porters.figures)
         core.tell_more(self._loop.actions.figures)
         core.tell_latency(self._loop.latency.told)
+        core.tell_outside(self._outside)
         self._loop.each_second = self._each_second
 
     def _one_more_reporter(self, name: str) -> Reporter:
@@ -233,7 +237,9 @@ class Server:
             self._complaints.note("adoption_fault", repr(error), error)
             dropped = dict.fromkeys(self._found.files, "by a fault of the server's own")
             core, self._adoption = self._new_core(), Adoption(dropped=dropped)
-        self._adopted_s = (clock.now_ns() - begun_ns) / clock.NS_PER_S
+        if chunks := self._adoption.num_chunks:
+            seconds = (clock.now_ns() - begun_ns) / clock.NS_PER_S
+            self._adopted = Adopted(chunks, core.stats()["arena_held_bytes"], seconds)
         return core
 
     def _take_over(self) -> None:
@@ -331,22 +337,26 @@ class Server:
         self._reporters["signals"].post(DrainAsked())
 
     def _say_ready(self) -> None:
-        size = settings.format_size
-        chunks = self._adoption.num_chunks
-        adopted = f"adopted {chunks} chunks in {self._adopted_s:.2f} s, " if chunks else ""
-        tiers = "".join(f" > {spec.name}" for spec in self._config.tiers)
-        line = (
-            f"kvkeep ready: endpoint {self._config.endpoint.url}, side socket {self._side_path}, "
-            f"arena {size(self.arena_bytes)} in {self._arena.directory} "
-            f"(extents of {size(self.extent_bytes)}), tiers L1{tiers}, {adopted}pid {os.getpid()}, "
-            f"started in {process_age_s():.2f} s\n"
+        self._started_in_s = process_age_s()
+        place = startlines.Place(
+            self._side_path, self._arena.directory, self.arena_bytes, self.extent_bytes
         )
+        line = startlines.ready(self._config, place, self._adopted, self._started_in_s)
         self._journal.write(STDOUT, line)
-        self._notifier.ready(f"serving {size(self.arena_bytes)} at {self._config.endpoint.url}")
+        self._notifier.ready(startlines.serving(self._config, place, self._adopted))
         summary = adoption.summary(self._found, self._adoption)
         if summary:
             has_lost = adoption.has_lost(self._found, self._adoption)
             _log.log(logging.WARNING if has_lost else logging.INFO, "arena_adopted: %s", summary)
+
+    def _outside(self) -> Outside:
+        """For STATUS."""
+        return Outside(
+            http=self._web.url if self._web is not None else "",
+            started_in_s=self._started_in_s,
+            adopted=self._adopted,
+            silent_s=self._loop.actions.silent_s(clock.now_ns()),
+        )
 
     def _close(self) -> None:
         """Children first: they write into extents, which go next. Then what engines connect to."""

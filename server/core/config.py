@@ -5,7 +5,8 @@ Must not know: files, environment, command lines. Runs in: the loop thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from server.core.tiers.policy import Policy
 
@@ -56,6 +57,38 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """What was taken over from the server before.
+
+    Attributes:
+        chunks: of all namespaces.
+        num_bytes: of slots that hold them.
+        seconds: that it took.
+    """
+
+    chunks: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What STATUS tells of the server that only who runs the core knows.
+
+    Attributes:
+        http: URL at which pages are served; empty while nothing listens.
+        started_in_s: from the start of the process until engines could connect; 0 before.
+        adopted: what was taken over from the server before.
+        silent_s: by number of a copier, for how long it has had work and answered nothing.
+    """
+
+    http: str = ""
+    started_in_s: float = 0.0
+    adopted: Adopted = Adopted()
+    silent_s: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class CoreConfig:
     """What the core needs to know from the operator.
 
@@ -81,6 +114,7 @@ class CoreConfig:
         namespace_ttl_s: how long a namespace without engines stays that nobody uses; 0 for as long
             as nobody needs its room.
         identity: what STATUS tells of the server.
+        traces: whether messages that bring a traceparent are told of.
     """
 
     arena_bytes: int
@@ -102,3 +136,4 @@ class CoreConfig:
     promote_piece_bytes: int = 16 * MIB
     namespace_ttl_s: float = 0.0
     identity: Identity = Identity()
+    traces: bool = False

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from protocol import frames, limits
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ArenaId, Epoch, ExtentId, Fingerprint, InstanceId, PoolId, Token
-from protocol.messages import VERSION_MAJOR, Body, Hello, HelloReply, Request
+from protocol.messages import TRACED, VERSION_MAJOR, Body, Hello, HelloReply, Request
 from protocol.quotas import QuotaChange
 from protocol.status import OpLatency
 from server.core.adoption import Adoption, Heritage, PartyId
 from server.core.audit import audit
-from server.core.config import CoreConfig
+from server.core.config import CoreConfig, Outside
 from server.core.effects import (
     CopierId,
     Effect,
@@ -23,7 +23,6 @@ from server.core.effects import (
     PeerId,
     PoolHandle,
     ProcessId,
-    SendReply,
     TierId,
 )
 from server.core.handlers import Handlers
@@ -73,6 +72,7 @@ class Core:
         self._state = State(config, epoch, arena, random_bytes)
         self._outbox = self._state.outbox
         self._peers = self._state.peers
+        self._outbox.namespace = self._state.roster.namespace_of
         self._handlers = Handlers(self._state)
 
     def allot(self, wanted: Iterable[QuotaChange], kept: Iterable[QuotaChange]) -> list[str]:
@@ -163,8 +163,7 @@ class Core:
             session = known.session if known is not None else self._peers.stranger()
             session.admit(envelope, now_ns)
         except RequestError as error:
-            self._outbox.counters["requests_refused"] += 1
-            self._outbox.add(SendReply(peer, frames.pack_error(op, seq, error)))
+            self._outbox.refuse(peer, op, seq, error)
             return
         if known is not None:
             known.process.heard_ns = now_ns
@@ -172,7 +171,9 @@ class Core:
         self._outbox.open(ticket)
         self._outbox.counters["requests"] += 1
         try:
-            body = frames.request_body(envelope)
+            ticket.body = body = frames.request_body(envelope)
+            if self._config.traces and isinstance(body, TRACED):
+                ticket.traceparent = body.traceparent
             reply = self._handle(known, body, ticket, now_ns)
             if reply is not None:
                 self._outbox.reply(ticket, reply)
@@ -258,10 +259,15 @@ class Core:
         self._state.clock.advance(now_ns)
         self._state.tiers.porter_ready(tier, used_bytes, capacity_bytes)
 
-    def porter_refused(self, tier: TierId, now_ns: int) -> None:
-        """A tier's porter could not open it; that is tried again."""
+    def porter_refused(self, tier: TierId, now_ns: int, why: str = "") -> None:
+        """A tier's porter could not open it; that is tried again. ``why`` shows no credentials."""
         self._state.clock.advance(now_ns)
-        self._state.tiers.porter_refused(tier)
+        self._state.tiers.porter_refused(tier, why)
+
+    def porter_said(self, tier: TierId, text: str, now_ns: int) -> None:
+        """A tier's porter complained, in one line without credentials."""
+        self._state.clock.advance(now_ns)
+        self._state.tiers.porter_said(tier, text)
 
     def porter_lost(self, tier: TierId, now_ns: int) -> None:
         """A tier's porter is gone: its jobs failed, and it touches no memory any more."""
@@ -394,6 +400,14 @@ class Core:
         """
         self._state.latency = latency
 
+    def tell_outside(self, outside: Callable[[], Outside]) -> None:
+        """Has STATUS tell what only who runs the core knows.
+
+        Args:
+            outside: asked in the loop thread.
+        """
+        self._state.outside = outside
+
     def accounted_bytes(self) -> int:
         """Memory that what is held, and who is here, may take at most. Any thread may ask."""
         return self._state.accounted_bytes()
@@ -422,7 +436,7 @@ class Core:
             now_ns=now_ns,
             major=VERSION_MAJOR,
             minor=minor,
-            capabilities=CAPABILITIES,
+            capabilities=CAPABILITIES + (("traces",) if self._config.traces else ()),
             max_blocks=limits.MAX_BLOCKS_PER_MESSAGE,
             max_frame_bytes=limits.MAX_FRAME_BYTES,
             heartbeat_s=self._config.heartbeat_s,

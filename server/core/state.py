@@ -16,7 +16,7 @@ from server.core.adopter import Adopter
 from server.core.allotment import Allotment
 from server.core.arena import Arena
 from server.core.clock import Clock, Timers
-from server.core.config import CoreConfig
+from server.core.config import CoreConfig, Outside
 from server.core.copiers import Copiers
 from server.core.departures import Departures
 from server.core.extents import Phase
@@ -80,6 +80,7 @@ class State:
         faults: tracebacks of errors of our own, for the log.
         more_figures: what else STATS tells, by name.
         latency: what STATUS tells of how long answers take.
+        outside: what STATUS tells that the core does not know.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class State:
         self.faults: list[str] = []
         self.more_figures: list[Callable[[], dict[str, int]]] = []
         self.latency: Callable[[], dict[str, OpLatency]] = dict
+        self.outside: Callable[[], Outside] = Outside
         self.clock = Clock()
         self.timers = Timers(self.clock)
         self.outbox = Outbox(self.timers)

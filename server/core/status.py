@@ -23,7 +23,7 @@ from protocol.status import (
     TierStatus,
 )
 from server.core.admission import MORE, Pause, Steps
-from server.core.config import SECOND_NS
+from server.core.config import SECOND_NS, Outside
 from server.core.effects import HOST_COPIER, CopierId
 from server.core.extents import Phase
 from server.core.namespaces import Owner, Session
@@ -47,6 +47,7 @@ class Collection:
         self._now_ns = state.clock.now_ns
         self._engines: list[EngineStatus] = []
         self._namespaces: list[NamespaceStatus] = []
+        self._outside = Outside()
 
     def collect(self, done: Callable[[StatusReply], None]) -> Steps:
         """Builds the answer.
@@ -78,6 +79,7 @@ class Collection:
 
     def _reply(self, engines_more: int, namespaces_more: int) -> StatusReply:
         state = self._state
+        self._outside = state.outside()
         return StatusReply(
             server=self._server(),
             engines=tuple(self._engines),
@@ -94,7 +96,7 @@ class Collection:
         return max(0, self._now_ns - then_ns) / SECOND_NS
 
     def _server(self) -> ServerStatus:
-        state, identity = self._state, self._state.config.identity
+        state, identity, outside = self._state, self._state.config.identity, self._outside
         return ServerStatus(
             version=identity.version[:MAX_STATUS_CHARS],
             pid=identity.pid,
@@ -103,6 +105,11 @@ class Collection:
             arena=state.arena_id,
             endpoint=identity.endpoint[:MAX_TEXT_CHARS],
             draining=state.draining,
+            http=outside.http[:MAX_TEXT_CHARS],
+            started_in_s=outside.started_in_s,
+            adopted_chunks=outside.adopted.chunks,
+            adopted_bytes=outside.adopted.num_bytes,
+            adopted_in_s=outside.adopted.seconds,
         )
 
     # --- engines --------------------------------------------------------------------------
@@ -166,14 +173,16 @@ class Collection:
 
     def _tier(self, tier: Tier) -> TierStatus:
         writers = (one for one in self._state.demotion.writers if one.tier is tier)
+        refused = self._state.tiers.refused.get(tier.number)
         return TierStatus(
             name=tier.name[:MAX_STATUS_CHARS],
             kind=tier.kind[:MAX_STATUS_CHARS],
-            state=tier_state(tier, tier.number in self._state.tiers.refused),
+            state=tier_state(tier, refused is not None),
             used_bytes=tier.used_bytes,
             capacity_bytes=tier.capacity_bytes,
             jobs=len(tier.flying),
             waiting_puts=sum(one.num_waiting for one in writers),
+            why=(refused or tier.breaker.why)[:MAX_TEXT_CHARS],
         )
 
     def _copier(self, copier: CopierId) -> CopierStatus:
@@ -192,6 +201,7 @@ class Collection:
             restarts=max(0, starts - 1),
             jobs=len(window.flying),
             stuck=len(window.stranded),
+            silent_s=self._outside.silent_s.get(copier, 0.0),
         )
 
 

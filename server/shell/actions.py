@@ -147,6 +147,10 @@ class Actions:
         """For STATS."""
         return self._extents.figures()
 
+    def silent_s(self, now_ns: int) -> dict[int, float]:
+        """By copier, for how long it has had work and answered nothing, in seconds."""
+        return {copier: link.silent_s(now_ns) for copier, link in self._copiers.items()}
+
     def deadline_ns(self) -> int | None:
         """When ``check`` has something to do, or None."""
         due = [self._extents.deadline_ns(), self._tiers.deadline_ns()]

@@ -122,6 +122,16 @@ class Link(ABC):
             return None
         return self._progress_ns + self.stall_limit_ns()
 
+    def silent_s(self, now_ns: int) -> float:
+        """For how long something has been outstanding without any answer, in seconds; 0 for none.
+
+        Args:
+            now_ns: the clock.
+        """
+        if self._channel is None or self.num_outstanding == 0:
+            return 0.0
+        return max(0, now_ns - self._progress_ns) / clock.NS_PER_S
+
     def check(self, now_ns: int) -> bool:
         """Gives the child up if it is wedged.
 

@@ -140,7 +140,7 @@ class PorterRole:
     def refused(self, why: str) -> Report | None:
         """The server serves without the tier, and says why."""
         self.was_tried.set()
-        return PorterRefused(self._tier, f"the tier {self._spec.name} cannot be used: {why}")
+        return PorterRefused(self._tier, why)
 
     def ended(self) -> Report:
         """It is gone for good."""

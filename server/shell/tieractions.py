@@ -5,6 +5,7 @@ Must not know: why a job was decided, how a porter is started. Runs in: the loop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ _DONE = frozenset(
         *(Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT),
     }
 )
+
+_CREDENTIALS = re.compile(r"(?<=//)[^/@\s]*@")
 
 
 class TierActions:
@@ -123,8 +126,9 @@ class TierActions:
 
     def _refused(self, report: reports.PorterRefused, now_ns: int) -> None:
         self._porters.note_refused(report.tier)
-        self._complaints.note("tier_refused", report.reason)
-        self._core.porter_refused(report.tier, now_ns)
+        text = f"the tier {self._porters.name(report.tier)} cannot be used: {report.reason}"
+        self._complaints.note("tier_refused", text)
+        self._core.porter_refused(report.tier, now_ns, public(report.reason))
 
     def _answered(self, report: reports.PorterAnswered, now_ns: int) -> None:
         answer, link = report.answer, self._porters.links[report.tier]
@@ -133,6 +137,7 @@ class TierActions:
             what = "" if answer.kind == Kind.PROGRESS else f"{answer.kind.name}: "
             text = f"{self._porters.name(report.tier)}: {what}{answer.error}"
             self._complaints.note("tier_error", text)
+            self._core.porter_said(report.tier, public(f"{what}{answer.error}"), now_ns)
         elif (
             answer.error is None and answer.kind == Kind.PROGRESS
         ):  # one with a text is only for the log
@@ -151,3 +156,16 @@ class TierActions:
         elif answer.kind == Kind.HEALTH:
             room = answer.used_bytes, answer.capacity_bytes
             self._core.tier_health(job, is_well, *room, now_ns, answer.statuses)
+
+
+def public(text: str) -> str:
+    """A porter's words as STATUS may show them to whoever may connect, the log's readers or not.
+
+    Args:
+        text: of a porter, which leaves out what a library of a store says by itself.
+
+    Returns:
+        One line that can be printed, without what an address has before its ``@``.
+    """
+    line = " ".join(text.split())
+    return _CREDENTIALS.sub("", "".join(one if one.isprintable() else "?" for one in line))

@@ -75,6 +75,7 @@ class WebChild:
         first_backoff_s: pause after the first failure, in seconds; it doubles with each further.
 
     Attributes:
+        listens: told the address, in the thread, when it is another than before.
         url: where the pages are; empty while nothing listens.
         starts: how often it was started.
     """
@@ -96,6 +97,8 @@ class WebChild:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._reason = ""
+        self._told_url = ""
+        self.listens: Callable[[str], None] = lambda url: None
         self.url = ""
         self.starts = 0
         self._thread = threading.Thread(target=self._run, name="kvkeep-web", daemon=True)
@@ -193,7 +196,9 @@ class WebChild:
             line = data.decode("utf-8", "replace").strip()
             if line.startswith(READY):
                 self.url, self._reason = line.removeprefix(READY), ""
-                _log.info("pages are served at %s", self.url)
+                if self.url != self._told_url:
+                    self._told_url = self.url
+                    self.listens(self.url)
                 continue
             last, said_s = line, time.monotonic()
             if not line.startswith(_LAST_WORD):

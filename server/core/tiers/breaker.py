@@ -21,6 +21,13 @@ FIRST_PAUSE_NS, LAST_PAUSE_NS = SECOND_NS, 30 * SECOND_NS
 CHECK_NS = 10 * SECOND_NS
 """Between two check-ups of a tier that is well: its figures are told with them."""
 
+SAID_NS = 10 * SECOND_NS
+"""What a tier's porter complained of so long before the breaker opened is its reason, most likely;
+the porter tells at most one complaint a second."""
+
+
+PORTER_ENDED = "its porter ended, or was killed"
+
 
 class Breaker:
     """One tier's.
@@ -33,6 +40,7 @@ class Breaker:
     Attributes:
         is_closed: whether the tier may be used.
         opened: how often it opened.
+        why: it is open, one line; empty while it is closed.
     """
 
     def __init__(
@@ -45,8 +53,28 @@ class Breaker:
         self._pause_ns = FIRST_PAUSE_NS
         self._timer = 0
         self._is_checking = False
+        self._cause = ""
+        self._opened_ns = 0
+        self._said = ""
+        self._said_ns = 0
         self.is_closed = True
         self.opened = 0
+
+    @property
+    def why(self) -> str:
+        """Why it is open: what was noticed, and what the porter said of late."""
+        if self.is_closed:
+            return ""
+        is_of_it = bool(self._said) and self._said_ns >= self._opened_ns - SAID_NS
+        return f"{self._cause}: {self._said}" if is_of_it else self._cause
+
+    def said(self, text: str) -> None:
+        """The tier's porter complained.
+
+        Args:
+            text: one line without credentials, which may be the reason of what follows.
+        """
+        self._said, self._said_ns = text, self._timers.clock.now_ns
 
     def ready(self) -> None:
         """The tier's porter is up: an open breaker has it looked at at once."""
@@ -56,7 +84,8 @@ class Breaker:
     def lost(self) -> None:
         """The tier's porter is gone; nothing is asked before the next one is up."""
         self._is_checking = False
-        self.open()
+        self.open(PORTER_ENDED)
+        self._cause = PORTER_ENDED
         self._timers.cancel(self._timer)
 
     def note(self, is_good: bool) -> None:
@@ -66,12 +95,17 @@ class Breaker:
             return
         self._failures += 1
         if self._failures >= MAX_FAILURES:
-            self.open()
+            self.open("requests failed, one after the other")
 
-    def open(self) -> None:
-        """Leaves the tier alone for a while; nothing more for one that is open."""
+    def open(self, cause: str) -> None:
+        """Leaves the tier alone for a while; nothing more for one that is open.
+
+        Args:
+            cause: what was noticed, a few words.
+        """
         if not self.is_closed:
             return
+        self._cause, self._opened_ns = cause, self._timers.clock.now_ns
         self.is_closed = False
         self.opened += 1
         self._look_in(self._pause_ns)
@@ -90,7 +124,7 @@ class Breaker:
         elif is_well:
             self._look_in(CHECK_NS)
         elif self.is_closed:
-            self.open()
+            self.open("a check-up failed")
         else:
             self._pause_ns = min(2 * self._pause_ns, LAST_PAUSE_NS)
             self._look_in(self._pause_ns)

@@ -312,7 +312,7 @@ class Tier:
         due_ns = min(max(begun_ns, self._moved_ns) + STALL_NS, begun_ns + LONGEST_READ_NS)
         if due_ns <= now_ns:
             self.count("stalls")
-            self.breaker.open()
+            self.breaker.open("a read hangs")
         else:
             self._watch = self._timers.at(due_ns, self._look)
 

@@ -39,7 +39,8 @@ class Tiers:
 
     Attributes:
         tiers: every tier, in the order of asking; empty without lower tiers.
-        refused: those whose porter could not open them when it was last tried.
+        refused: why a porter could not open its tier when that was last tried, as far as it could
+            not.
         is_barred: whether a namespace is neither to be read from a tier nor written to it.
         opened: called with a tier that may be asked again.
         closed: called with a tier that is left alone from now on.
@@ -55,7 +56,7 @@ class Tiers:
         ]
         for tier in self.tiers:
             tier.changed = self._changed
-        self.refused: set[TierId] = set()
+        self.refused: dict[TierId, str] = {}
         self.is_barred: Callable[[Tier, Fingerprint], bool] = lambda tier, fingerprint: False
         self.opened: list[Callable[[Tier], None]] = []
         self.closed: list[Callable[[Tier], None]] = []
@@ -219,14 +220,20 @@ class Tiers:
     def porter_ready(self, number: TierId, used_bytes: int, capacity_bytes: int) -> None:
         """A tier's porter runs and has opened it."""
         tier = self._tier(number)
-        self.refused.discard(number)
+        self.refused.pop(number, None)
         if tier is not None:
             tier.ready(used_bytes, capacity_bytes)
 
-    def porter_refused(self, number: TierId) -> None:
+    def porter_refused(self, number: TierId, why: str) -> None:
         """A tier's porter could not open it."""
         if self._tier(number) is not None:
-            self.refused.add(number)
+            self.refused[number] = why
+
+    def porter_said(self, number: TierId, text: str) -> None:
+        """A tier's porter complained."""
+        tier = self._tier(number)
+        if tier is not None:
+            tier.breaker.said(text)
 
     def porter_lost(self, number: TierId) -> None:
         """A tier's porter is gone."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol import messages as m
-from protocol.limits import MAX_STATUS_CHARS, MAX_STATUS_ROWS
+from protocol.limits import MAX_STATUS_CHARS, MAX_STATUS_ROWS, MAX_TEXT_CHARS
 from protocol.namespace import fingerprint
 from protocol.status import (
     COPIER_STATES,
@@ -18,9 +18,10 @@ from protocol.status import (
     OpLatency,
 )
 from server.core import effects as fx
-from server.core.config import Identity, TierConfig
+from server.core.config import Adopted, Identity, Outside, TierConfig
 from server.core.dispatch import CAPABILITIES
 from server.core.status import copier_name
+from server.core.tiers.breaker import PORTER_ENDED
 from tests.server.core.tiers.model import TierWorld, tiered
 from tests.server.core.world import ARENA, EPOCH, SECOND, Engine, World, chain, config, namespace
 
@@ -177,18 +178,25 @@ def test_tiers_say_how_they_stand() -> None:
     world = TierWorld(tiered(TierConfig("cold", kind="disk"), TierConfig("far", kind="s3")))
     a = world.engine()
     assert [one.state for one in status(a).tiers] == ["starting", "starting"]
-    world.core.porter_refused(fx.TierId(1), world.now_ns)
+    assert [one.why for one in status(a).tiers] == ["", ""]
+    world.core.porter_refused(fx.TierId(1), world.now_ns, "no bucket")
     world.tiers[0].is_up = True
     world.core.porter_ready(fx.TierId(0), 5, 9, world.now_ns)
     cold, far = status(a).tiers
     assert (cold.name, cold.kind, cold.state, cold.waiting_puts) == ("cold", "disk", "up", 0)
     assert (cold.used_bytes, cold.capacity_bytes) == (5, 9)
-    assert (far.kind, far.state) == ("s3", "down")
+    assert (far.kind, far.state, far.why) == ("s3", "down", "no bucket")
     world.up(1)
-    assert [one.state for one in status(a).tiers] == ["up", "up"]
-    world.core._state.tiers.tiers[0].breaker.open()
+    assert [(one.state, one.why) for one in status(a).tiers] == [("up", ""), ("up", "")]
+    world.core.porter_said(fx.TierId(0), "GET: no route", world.now_ns)
+    world.core._state.tiers.tiers[0].breaker.open("requests failed")
     world.down(1)
-    assert [one.state for one in status(a).tiers] == ["breaker open", "down"]
+    assert [(one.state, one.why) for one in status(a).tiers] == [
+        ("breaker open", "requests failed: GET: no route"),
+        ("down", PORTER_ENDED),
+    ]
+    world.core.porter_refused(fx.TierId(1), world.now_ns, "x" * (MAX_TEXT_CHARS + 1))
+    assert status(a).tiers[1].why == "x" * MAX_TEXT_CHARS
 
 
 def test_copiers_by_the_name_of_their_device_and_how_often_they_came_again() -> None:
@@ -215,6 +223,20 @@ def test_copiers_by_the_name_of_their_device_and_how_often_they_came_again() -> 
     world.core.tick(world.now_ns)
     world.pump()
     assert status(world.engine("b")).copiers[1].state == "ending"
+
+
+def test_what_only_the_shell_knows_is_told_as_it_says() -> None:
+    world = World(config())
+    a = world.engine()
+    told = status(a)
+    assert (told.server.http, told.server.started_in_s, told.copiers[0].silent_s) == ("", 0, 0)
+    adopted = Adopted(7, 4096, 0.5)
+    world.core.tell_outside(lambda: Outside("http://x/", 1.5, adopted, {fx.HOST_COPIER: 2.5}))
+    told = status(a)
+    assert (told.server.http, told.server.started_in_s) == ("http://x/", 1.5)
+    server = told.server
+    assert (server.adopted_chunks, server.adopted_bytes, server.adopted_in_s) == (7, 4096, 0.5)
+    assert told.copiers[0].silent_s == 2.5
 
 
 def test_the_host_copier_has_one_name() -> None:

@@ -146,3 +146,16 @@ def test_a_lost_child_owes_nothing_and_its_descriptors_are_given_back(rig: Rig) 
     rig.link.forget_extents()
     assert not rig.link.has_extent(ExtentId(1))
     assert len(os.listdir("/proc/self/fd")) <= num_fds
+
+
+def test_one_that_owes_an_answer_is_silent_until_it_is_heard(rig: Rig) -> None:
+    rig.link.add_extent(rig.file(1), 0)
+    assert rig.link.silent_s(9 * SECOND) == 0, "nothing runs that could answer"
+    rig.attach()
+    assert rig.link.silent_s(2 * SECOND) == 2
+    rig.link.add_extent(rig.file(2), 3 * SECOND)
+    assert rig.link.silent_s(4 * SECOND) == 4, "more work is no answer"
+    rig.link.heard(4 * SECOND)
+    assert rig.link.silent_s(5 * SECOND) == 1
+    rig.link.heard(5 * SECOND)
+    assert rig.link.silent_s(9 * SECOND) == 0

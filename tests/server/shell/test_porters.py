@@ -151,7 +151,7 @@ def test_a_tier_that_cannot_be_opened_is_tried_again_ever_less_often(
             porters.links[TierId(1)].take_over(report.channel, report.pid, 0)
             continue
         assert isinstance(report, PorterRefused)
-        assert report.reason == "the tier disk cannot be used: the tier is asleep"
+        assert report.reason == "the tier is asleep"
         porters.note_refused(report.tier)
         seen.append(time.monotonic())
     assert seen[2] - seen[1] > 0.15

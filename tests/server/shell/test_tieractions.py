@@ -26,7 +26,7 @@ from server.shell.extent_table import ExtentTable
 from server.shell.extents import Allocator, ExtentFile
 from server.shell.porters import Porters
 from server.shell.reports import ExtentCreated, PorterAnswered
-from server.shell.tieractions import TierActions
+from server.shell.tieractions import TierActions, public
 from server.tierspec import TierSpec
 from tests.server.porter.process import MODULE, spec
 from tests.server.porter.rows import key, rows
@@ -253,7 +253,11 @@ def test_a_porter_that_gets_on_is_told_of_and_one_that_only_has_something_to_say
     for text in ("it is slow today", None):
         report = PorterAnswered(ZERO, Answer(Kind.PROGRESS, 0, error=text))
         rig.tiers.appliers[PorterAnswered](report, clock.now_ns())
-        assert [entry[:2] for entry in rig.core.told] == [("tier_moves", ZERO)] * (text is None)
+        moved = [entry[:2] for entry in rig.core.told if entry[0] == "tier_moves"]
+        assert moved == [("tier_moves", ZERO)] * (text is None)
+    assert [entry[2] for entry in rig.core.told if entry[0] == "porter_said"] == [
+        "it is slow today"
+    ]
     assert link.num_outstanding == 0
 
 
@@ -282,3 +286,20 @@ def test_a_tier_that_cannot_be_opened_is_complained_of(
     assert wait_until(is_told)
     assert "tier_refused: the tier cold cannot be used: the tier is asleep" in caplog.text
     assert rig.complaints.counts()["tier_refused"] >= 1
+    told = next(entry for entry in rig.core.told if entry[0] == "porter_refused")
+    assert (told[1], told[3]) == (1, "the tier is asleep")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("no route to valkey://user:secret@host:1/0", "no route to valkey://host:1/0"),
+        ("https://k@a and https://b", "https://a and https://b"),
+        ("two\nlines\tand \x1b[31mred", "two lines and ?[31mred"),
+        ("mail to a@b", "mail to a@b"),
+    ],
+)
+def test_status_shows_a_porters_words_in_one_line_without_credentials(
+    said: str, shown: str
+) -> None:
+    assert public(said) == shown

@@ -40,6 +40,8 @@ def child(scripts: Path, script: str, complaints: Complaints) -> WebChild:
 def test_it_listens_is_started_again_and_ends(scripts: Path) -> None:
     complaints = Complaints()
     web = child(scripts, LISTENS, complaints)
+    told: list[str] = []
+    web.listens = told.append
     assert web.figures() == {"web_pid": 0, "web_restarts": 0}
     web.start()
     assert wait_until(lambda: web.url == "http://127.0.0.1:0/")
@@ -49,6 +51,7 @@ def test_it_listens_is_started_again_and_ends(scripts: Path) -> None:
     second = web.figures()["web_pid"]
     assert web.figures()["web_restarts"] == 1
     assert complaints.counts() == {"web_lost": 1}
+    assert told == ["http://127.0.0.1:0/"], "the same address is told once"
     assert web.stop(10)
     assert not is_alive(second)
     assert not web.is_alive()

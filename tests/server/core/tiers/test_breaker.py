@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from server.core.clock import Clock, Timers
 from server.core.config import SECOND_NS
-from server.core.tiers.breaker import CHECK_NS, LAST_PAUSE_NS, MAX_FAILURES, Breaker
+from server.core.tiers.breaker import (
+    CHECK_NS,
+    LAST_PAUSE_NS,
+    MAX_FAILURES,
+    PORTER_ENDED,
+    SAID_NS,
+    Breaker,
+)
 
 
 class Bench:
@@ -107,3 +114,20 @@ def test_a_tier_that_is_well_is_looked_at_now_and_then_and_opened_when_it_says_i
     assert len(bench.checks) == 2
     bench.breaker.checked(False)
     assert not bench.is_closed()
+
+
+def test_an_open_one_says_what_was_noticed_and_what_the_porter_said_of_late() -> None:
+    bench = Bench()
+    bench.breaker.said("a warning of long ago")
+    bench.wait(SAID_NS + 1)
+    bench.fail()
+    assert bench.breaker.why == "requests failed, one after the other"
+    bench.breaker.said("GET: no route to host")
+    assert bench.breaker.why == "requests failed, one after the other: GET: no route to host"
+    bench.breaker.lost()
+    assert bench.breaker.why == f"{PORTER_ENDED}: GET: no route to host"
+    bench.breaker.ready()
+    bench.breaker.checked(True)
+    assert (bench.is_closed(), bench.breaker.why) == (True, "")
+    bench.breaker.checked(False)
+    assert bench.breaker.why.startswith("a check-up failed")

@@ -17,6 +17,7 @@ def test_a_server_without_tiers_has_none_and_ignores_what_comes() -> None:
     core = world.core
     core.porter_ready(fx.TierId(0), 0, 0, SECOND)
     core.porter_refused(fx.TierId(0), SECOND)
+    core.porter_said(fx.TierId(0), "it is cold", SECOND)
     core.porter_lost(fx.TierId(0), SECOND)
     core.porter_stuck(fx.TierId(0), 1, SECOND)
     core.porter_gone(fx.TierId(0), 1, SECOND)
