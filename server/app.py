@@ -19,10 +19,10 @@ from protocol import __version__
 from protocol.errors import ConfigError, ErrorCode, RequestError
 from protocol.ids import Epoch
 from server import config as settings
-from server import fitting, numa, tierchecks
+from server import fitting, numa, startlines, tierchecks
 from server.config import ServerConfig
 from server.core.adoption import Adoption
-from server.core.config import Identity, TierConfig
+from server.core.config import Adopted, Identity, Outside, TierConfig
 from server.core.dispatch import Core, CoreConfig
 from server.core.effects import HOST_COPIER
 from server.process import (
