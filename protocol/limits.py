@@ -30,6 +30,9 @@ MAX_FDS_PER_PACKET: Final = 1
 MAX_TEXT_CHARS: Final = 512
 """Longest text field: model ids, versions, error messages."""
 
+MAX_TRACEPARENT_CHARS: Final = 55
+"""Length of a W3C traceparent of version 00."""
+
 MAX_DETAIL_FIELDS: Final = 16
 """Most named facts in one error."""
 

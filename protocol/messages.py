@@ -18,6 +18,7 @@ from protocol.events import MAX_EVENTS, KvEvent, SnapshotKeys
 from protocol.ids import ID_BYTES
 from protocol.layout import Bytes16, Memory, ShardPool
 from protocol.namespace import Namespace, Text
+from protocol.prefixes import MAX_PREFIXES, PrefixStatus
 from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow
 from protocol.status import (
     CopierStatus,
@@ -46,6 +47,8 @@ HashBlob = Annotated[
 PageBlob = Annotated[bytes, Meta(min_length=4, max_length=limits.MAX_BLOCKS_PER_MESSAGE * 4)]
 OptionalId = Annotated[bytes, Meta(max_length=ID_BYTES)]
 """A 16-byte id or the empty string; checked where it is used."""
+TraceParent = Annotated[str, Meta(max_length=limits.MAX_TRACEPARENT_CHARS)]
+"""Version, trace, span and flags in hexadecimal digits, or empty. What is none is passed over."""
 
 MAX_STOP_REASON = 65_535
 """Largest number that a stop reason may ever have."""
@@ -265,6 +268,8 @@ class Lookup(Request, frozen=True, kw_only=True, omit_defaults=True):
         start: ordinal of the first chunk asked for.
         keys: chunk keys from ``start`` on, 16 bytes each.
         tenant: digest of the request's salt, or empty; only to a server that can ``tenants``.
+        traceparent: of the span that asks, as W3C Trace Context has it; only to a server that can
+            ``traces``.
     """
 
     op: ClassVar[Op] = Op.LOOKUP
@@ -273,6 +278,7 @@ class Lookup(Request, frozen=True, kw_only=True, omit_defaults=True):
     start: Count
     keys: HashBlob
     tenant: OptionalId = b""
+    traceparent: TraceParent = ""
 
 
 class LookupReply(Body, frozen=True, kw_only=True):
@@ -291,22 +297,25 @@ class LookupReply(Body, frozen=True, kw_only=True):
     final: bool = True
 
 
-class QueryPrefetchStatus(Request, frozen=True, kw_only=True):
+class QueryPrefetchStatus(Request, frozen=True, kw_only=True, omit_defaults=True):
     """Waits in the server for pending chunks of a LOOKUP; answered with LookupReply.
 
     Attributes:
         session: of the scheduler's rank.
         request: request key of the LOOKUP.
         wait_ms: longest wait.
+        traceparent: of the span that asks, as W3C Trace Context has it; only to a server that can
+            ``traces``.
     """
 
     op: ClassVar[Op] = Op.QUERY_PREFETCH_STATUS
     session: Id63
     request: Request63
     wait_ms: Annotated[int, Meta(ge=0, le=limits.MAX_WAIT_MS)]
+    traceparent: TraceParent = ""
 
 
-class Retrieve(Request, frozen=True, kw_only=True):
+class Retrieve(Request, frozen=True, kw_only=True, omit_defaults=True):
     """Asks where leased chunks lie, and pins them for every reader of the instance.
 
     Attributes:
@@ -314,6 +323,8 @@ class Retrieve(Request, frozen=True, kw_only=True):
         lease: from LOOKUP.
         start: ordinal of the first chunk, within the lease.
         count: chunks.
+        traceparent: of the span that asks, as W3C Trace Context has it; only to a server that can
+            ``traces``.
     """
 
     op: ClassVar[Op] = Op.RETRIEVE
@@ -321,6 +332,7 @@ class Retrieve(Request, frozen=True, kw_only=True):
     lease: Bytes16
     start: Count
     count: Annotated[int, Meta(ge=1, le=limits.MAX_BLOCKS_PER_MESSAGE)]
+    traceparent: TraceParent = ""
 
 
 class RetrieveReply(Body, frozen=True, kw_only=True):
@@ -390,6 +402,8 @@ class Store(Request, frozen=True, kw_only=True, omit_defaults=True):
         keys: chunk keys, 16 bytes each.
         pages: page ids, int32 LE, ``chunk_blocks`` per chunk.
         tenant: digest of the request's salt, or empty; only to a server that can ``tenants``.
+        traceparent: of the span that asks, as W3C Trace Context has it; only to a server that can
+            ``traces``.
     """
 
     op: ClassVar[Op] = Op.STORE
@@ -402,6 +416,7 @@ class Store(Request, frozen=True, kw_only=True, omit_defaults=True):
     keys: HashBlob
     pages: PageBlob
     tenant: OptionalId = b""
+    traceparent: TraceParent = ""
 
 
 class StoreReply(Body, frozen=True, kw_only=True):
@@ -488,6 +503,7 @@ class StatusReply(Body, frozen=True, kw_only=True):
         copiers: that of host memory first.
         latency_bounds_us: upper ends of the buckets, each included.
         latency: by operation, as far as there were any.
+        prefixes: those that LOOKUPs found most of late, the hottest first.
     """
 
     server: ServerStatus
@@ -499,6 +515,7 @@ class StatusReply(Body, frozen=True, kw_only=True):
     copiers: Annotated[tuple[CopierStatus, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
     latency_bounds_us: Annotated[tuple[Total, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
     latency: Annotated[dict[Text, OpLatency], Meta(max_length=limits.MAX_STATUS_ROWS)]
+    prefixes: Annotated[tuple[PrefixStatus, ...], Meta(max_length=MAX_PREFIXES)] = ()
 
 
 class Clear(Request, frozen=True, kw_only=True):
@@ -764,6 +781,9 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
 )
 
 REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}
+TRACED = (Lookup, QueryPrefetchStatus, Retrieve, Store)
+"""Requests that may name the span that asks."""
+
 REPLY_TYPES: dict[int, type[Body]] = {int(pair[0].op): pair[1] for pair in _PAIRS}
 
 

@@ -18,8 +18,9 @@ import zmq
 from protocol import __version__
 from protocol.errors import ConfigError, ErrorCode, RequestError
 from protocol.ids import Epoch
+from protocol.logline import Throttle
 from server import config as settings
-from server import fitting, numa, startlines, tierchecks
+from server import fitting, logsetup, numa, startlines, tierchecks
 from server.config import ServerConfig
 from server.core.adoption import Adoption
 from server.core.config import Adopted, Identity, Outside, TierConfig
@@ -417,12 +418,8 @@ def launch(config: ServerConfig) -> None:
     tierchecks.check(config.tiers)
     occupy_standard_descriptors()
     os.umask(0o077)
-    journal = Journal()
-    logging.basicConfig(
-        level=config.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=[journal],
-    )
+    journal = Journal(throttle=Throttle())
+    logsetup.set_up(journal, config.log_level, config.log_format)
     use_small_pages()
     signal.signal(signal.SIGTERM, _stop_early)
     try:

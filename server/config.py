@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from protocol import endpoint as endpoints
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
+from protocol.logline import FORMATS
 from protocol.quotas import QuotaChange
 from server import quotaspec, tierspec
 from server.gathering import COMMAND_LINE, Gathered, gather
@@ -77,6 +78,7 @@ class ServerConfig:
             user.
         http: ``HOST:PORT`` where pages and metrics are served, or empty for nowhere.
         log_level: of the server's log on stderr.
+        log_format: of its lines, ``text`` or ``json``.
         cgroup_root: where control groups are mounted.
     """
 
@@ -94,6 +96,7 @@ class ServerConfig:
     group: str = ""
     http: str = ""
     log_level: str = "WARNING"
+    log_format: str = FORMATS[0]
     cgroup_root: str = "/sys/fs/cgroup"
 
 
@@ -105,8 +108,8 @@ def read(
     Args:
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
             ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
-            ``namespace-ttl``, ``quota``, ``group``, ``http``, ``log-level``, ``cgroup-root``,
-            ``config``: a file with more of them); None for what was not given.
+            ``namespace-ttl``, ``quota``, ``group``, ``http``, ``log-level``, ``log-format``,
+            ``cgroup-root``, ``config``: a file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -164,7 +167,7 @@ def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> S
         endpoint=endpoints.parse(url),
         runtime_dir=endpoints.runtime_dir(environ, user, is_usable_folder),
         arena_dir=_folder("arena-dir", setting("arena-dir")),
-        arena_at_exit=_at_exit(setting("arena-at-exit")),
+        arena_at_exit=_word("arena-at-exit", setting("arena-at-exit"), AT_EXIT),
         arena_bytes=arena_bytes,
         extent_bytes=extent_bytes,
         incomplete_timeout_s=_seconds(
@@ -183,6 +186,7 @@ def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> S
         group=setting("group").strip(),
         http=_http(setting("http")),
         log_level=_log_level(setting("log-level")),
+        log_format=_word("log-format", setting("log-format"), FORMATS),
         cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
     )
 
@@ -238,10 +242,11 @@ def _folder(key: str, text: str) -> str:
     return os.path.normpath(path) if path else ""
 
 
-def _at_exit(text: str) -> str:
-    wanted = text.strip().lower() or AT_EXIT[0]
-    if wanted not in AT_EXIT:
-        raise _invalid("arena-at-exit", text, " or ".join(AT_EXIT))
+def _word(key: str, text: str, words: tuple[str, ...]) -> str:
+    """One of some words; the first where none is given."""
+    wanted = text.strip().lower() or words[0]
+    if wanted not in words:
+        raise _invalid(key, text, " or ".join(words))
     return wanted
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from protocol.logline import FORMATS
 from server.sizes import GIB, KIB, MIB
 
 MIN_ARENA_BYTES, MAX_ARENA_BYTES = MIB, 1 << 44
@@ -185,6 +186,14 @@ _ALL = (
         _words(LOG_LEVELS),
         "WARNING",
         "What the log on stderr has",
+    ),
+    Setting(
+        "log-format",
+        "FORMAT",
+        "a word",
+        _words(FORMATS),
+        FORMATS[0],
+        "How its lines look: for people, or each a JSON object for a collector",
     ),
     Setting(
         "cgroup-root",

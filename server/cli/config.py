@@ -81,6 +81,7 @@ def effective(settings: ServerConfig, gathered: Gathered) -> dict[str, dict[str,
         "incomplete-timeout": f"{settings.incomplete_timeout_s:g} s",
         "promote-deadline": f"{settings.promote_deadline_s:g} s",
         "log-level": settings.log_level,
+        "log-format": settings.log_format,
         "cgroup-root": settings.cgroup_root,
     }
     rows = {}

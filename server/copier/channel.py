@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 
+from server import logsetup
 from server.copier.wire import MAX_COMMAND_BYTES, Answer, Command, pack_answer, unpack_command
 
 _PR_SET_PDEATHSIG = 1
@@ -80,16 +81,18 @@ def send(channel: socket.socket, answer: Answer) -> None:
     channel.send(pack_answer(answer))
 
 
-def begin(parent_pid: int) -> None:
-    """What every copier does first.
+def begin(parent_pid: int, process: str = "copier") -> None:
+    """What every copier and porter does first.
 
     Args:
         parent_pid: who started this process.
+        process: its name in log lines.
 
     Raises:
         SystemExit: the parent is gone already.
     """
     die_with_parent(parent_pid)
+    logsetup.child(process)
     # The terminal's Ctrl-C reaches the whole group; the server ends its copiers itself, after
     # their last copy.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from protocol.device.backends import device_by_uuid
 from protocol.device.interface import Device, DeviceError
-from server import numa
+from server import logsetup, numa
 from server.copier.bounce import Bounce
 from server.copier.channel import begin, receive, send
 from server.copier.mappings import Mappings
@@ -263,12 +263,13 @@ def _go_near(node: int | None, nodes: numa.Nodes) -> int:
         return -1
     if numa.place(node, nodes):
         return node
-    sys.stderr.write(
-        f"kvkeep copier: not placed on NUMA node {node}, which is near its device: neither its "
+    logsetup.say(
+        "copier",
+        "numa_place",
+        f"not placed on NUMA node {node}, which is near its device: neither its "
         "memory nor its CPUs may be chosen here (container, cpuset), or another policy was "
-        "(numactl). Saves work, and may be slower\n"
+        "(numactl). Saves work, and may be slower",
     )
-    sys.stderr.flush()
     return -1
 
 
@@ -299,14 +300,14 @@ def main(arguments: list[str]) -> None:
                 device, bounce, *told = prepare(uuid, numa.nodes_of())
             except (DeviceError, ValueError, ImportError, OSError) as error:
                 send(channel, Answer(Kind.READY, os.getpid(), str(error)))
-                raise SystemExit(f"kvkeep copier: no device {uuid.hex()}: {error}") from None
+                logsetup.say("copier", "no_device", f"no device {uuid.hex()}: {error}")
+                raise SystemExit(1) from None
             Copier(channel, device, bounce, *told).run()
         except (BrokenPipeError, ConnectionResetError):
             return
         except DeviceLostError as error:
             # Without Python's clean-up, which would call into the device that failed.
-            sys.stderr.write(f"kvkeep copier: {error}\n")
-            sys.stderr.flush()
+            logsetup.say("copier", "device_lost", str(error))
             os._exit(1)
 
 

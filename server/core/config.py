@@ -29,6 +29,7 @@ class TierConfig:
             goes alone.
         kind: of store, for people.
         lists: whether it can say what namespaces it has.
+        shared_bytes: what tenants' floors there may add up to; 0 where it keeps no quotas.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TierConfig:
     window_bytes: int = 256 * MIB
     kind: str = ""
     lists: bool = False
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)

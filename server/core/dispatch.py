@@ -310,9 +310,9 @@ class Core:
         now_ns: int,
         shares: bytes = b"",
     ) -> None:
-        """TierHealth ended; arguments as for ``porter_ready``, and bytes by namespace, packed."""
+        """TierHealth ended; arguments as for ``porter_ready``, and bytes by tenant, packed."""
         self._state.clock.advance(now_ns)
-        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes, unpack_shares(shares))
+        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes, *unpack_shares(shares))
 
     def tier_moves(self, tier: TierId, now_ns: int) -> None:
         """A tier's porter gets on with what it was asked, though nothing of it has ended."""

@@ -7,7 +7,7 @@ Purpose: the core decides, the shell acts in this order, and reports outcomes th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NewType
+from typing import Any, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,12 @@ from protocol.layout import Memory
 from protocol.namespace import Namespace
 from server.core.book import KeepQuotas as KeepQuotas
 from server.core.tiers.listed import Asked as Asked
+from server.core.tiers.listed import TierAllot as TierAllot
 from server.core.tiers.listed import TierKeep as TierKeep
 from server.core.tiers.listed import TierList as TierList
 from server.core.tiers.listed import TierTouch as TierTouch
-
-PeerId = NewType("PeerId", bytes)
-"""Routing id of one ZMQ connection, given by the server's socket."""
+from server.core.told import PeerId as PeerId
+from server.core.told import SendReply as SendReply
 
 ProcessId = NewType("ProcessId", int)
 """The shell's number for one side connection, that is one process; never an OS pid."""
@@ -41,21 +41,6 @@ HOST_COPIER = CopierId(0)
 
 PartyId = NewType("PartyId", int)
 """The shell's number for a process of a former incarnation that may still touch extents."""
-
-
-class SendReply(NamedTuple):
-    """Send one frame to a ZMQ peer, without blocking; a tuple, as there are so many.
-
-    Attributes:
-        peer, frame: whom, and the reply.
-        op: which operation it answers.
-        begun_ns: when the request came; 0 for what was refused before.
-    """
-
-    peer: PeerId
-    frame: bytes
-    op: int = 0
-    begun_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from protocol import frames
 from protocol.errors import ErrorCode, KvkeepError, RequestError
-from protocol.messages import Body
+from protocol.messages import Body, Request
 from protocol.session import ServerSession
 from server.core.clock import Timers
 from server.core.effects import Effect, PeerId, SendReply
+from server.core.told import Told, chunks_of, request_of
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class Ticket:
         begun_ns: when the request came.
         done: whether it was answered.
         timer: of its deadline, 0 for none.
+        body: of the request, until it is answered; None for one that could not be read.
+        traceparent: as the request brought it, where it may be traced.
     """
 
     peer: PeerId
@@ -41,6 +44,8 @@ class Ticket:
     begun_ns: int = 0
     done: bool = False
     timer: int = 0
+    body: Request | None = None
+    traceparent: str = ""
 
     def expired(self, now_ns: int) -> bool:
         """Whether the deadline has passed."""
@@ -56,12 +61,14 @@ class Outbox:
     Attributes:
         counters: named counts for STATS.
         num_owed: tickets without an answer.
+        namespace: finds the fingerprint for a session's number; empty for none.
     """
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self.counters: Counter[str] = Counter()
         self.num_owed = 0
+        self.namespace: Callable[[int], bytes] = lambda session: b""
         self._effects: list[Effect] = []
 
     def add(self, effect: Effect) -> None:
@@ -82,16 +89,21 @@ class Outbox:
         self.num_owed += 1
         return ticket
 
-    def reply(self, ticket: Ticket, body: Body) -> None:
+    def reply(self, ticket: Ticket, body: Body, is_cut: bool = False) -> None:
         """Answers a ticket; a second answer is left out.
 
         Args:
             ticket: which request.
             body: the operation's reply.
+            is_cut: it is one of trouble, though no error: the log is to have it.
         """
         if self._settle(ticket):
             frame = frames.pack_reply(ticket.op, ticket.seq, body)
-            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns))
+            told = None
+            if ticket.traceparent or is_cut:
+                told = self._told(ticket, None, body)
+            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns, told))
+            ticket.body = None
 
     def fail(self, ticket: Ticket, error: KvkeepError) -> None:
         """Answers a ticket with an error; a second answer is left out.
@@ -103,7 +115,40 @@ class Outbox:
         if self._settle(ticket):
             self.counters[f"error_{error.code.name.lower()}"] += 1
             frame = frames.pack_error(ticket.op, ticket.seq, error)
-            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns))
+            told = self._told(ticket, error, None)
+            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns, told))
+            ticket.body = None
+
+    def refuse(self, peer: PeerId, op: int, seq: int, error: KvkeepError) -> None:
+        """Answers a frame for which no ticket was opened.
+
+        Args:
+            peer: whose.
+            op: as far as it was read, else 0.
+            seq: the same.
+            error: what to say.
+        """
+        self.counters["requests_refused"] += 1
+        told = Told(op, seq, error=error)
+        self.add(SendReply(peer, frames.pack_error(op, seq, error), told=told))
+
+    def _told(self, ticket: Ticket, error: KvkeepError | None, answer: Body | None) -> Told:
+        body = ticket.body
+        session = getattr(body, "session", 0)
+        fingerprint = getattr(body, "fingerprint", b"") or (
+            self.namespace(session) if session else b""
+        )
+        return Told(
+            ticket.op,
+            ticket.seq,
+            request_of(body),
+            ticket.session.instance or b"",
+            fingerprint,
+            error,
+            answer,
+            chunks_of(body),
+            ticket.traceparent,
+        )
 
     def answer_by(self, ticket: Ticket, default_ns: int, too_late: Callable[[], None]) -> None:
         """Arranges what happens when a reply is still owed at its deadline.

@@ -202,9 +202,8 @@ class Plans:
         plan.stage = Stage.COPIED
         self._outbox.counters["stored_chunks"] += plan.good
         self._outbox.counters["stores_answered"] += 1
-        self._outbox.reply(
-            plan.ticket, StoreReply(held=plan.held, copied=plan.good, stop=plan.stop)
-        )
+        answer = StoreReply(held=plan.held, copied=plan.good, stop=plan.stop)
+        self._outbox.reply(plan.ticket, answer, is_cut=plan.stop == StopReason.COPY_FAILED)
         if not plan.good:
             self._drop(plan, None)
             return

@@ -51,6 +51,11 @@ class Roster:
         self.instances: dict[InstanceId, Instance] = {}
         self.sessions: dict[SessionId, Session] = {}
 
+    def namespace_of(self, session: int) -> bytes:
+        """Fingerprint of the namespace of a session; empty for one that is not known."""
+        found = self.sessions.get(SessionId(session))
+        return found.owner.fingerprint if found is not None else b""
+
     def instance_for(self, process: Process, body: RegisterKvCache, name: Fingerprint) -> Instance:
         """The engine a rank registers for, new if need be.
 

@@ -147,6 +147,8 @@ class Porter:
             elif command.kind in (Kind.READY, Kind.CONFIGURE, Kind.PROGRESS):
                 raise ValueError(f"{command.kind.name} has no place here")
             else:
+                if command.kind == Kind.QUOTAS:
+                    self._performer.set_quotas(command)
                 job = Job(command)
                 if command.parts is not None:
                     job.held = self._memory.hold(command.parts)
@@ -274,7 +276,7 @@ def main(arguments: list[str]) -> None:
         arguments: number of the inherited socket, process id of the parent.
     """
     fd, parent_pid = int(arguments[0]), int(arguments[1])
-    begin(parent_pid)
+    begin(parent_pid, "porter")
     # A service manager may send it to all of a server's processes; the server ends this one itself,
     # after what it is at.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

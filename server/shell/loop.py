@@ -23,12 +23,14 @@ from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode, KvkeepError, RequestError
 from server.core.dispatch import Core
 from server.core.effects import PeerId, SendReply
+from server.core.told import Told, request_of
 from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.bursts import Bursts
 from server.shell.complaints import Complaints
 from server.shell.latency import Latency
 from server.shell.reports import INTERNAL_ENDPOINT, DrainAsked, ReportQueue
+from server.shell.teller import Teller, about
 
 SEND_QUEUE_FRAMES = 256
 """Replies queued for one peer before it counts as gone; at most 64 can be owed to it."""
@@ -100,6 +102,7 @@ class Loop:
         draining_until_ns: when to give up waiting for what is still owed, or None.
         bursts: CPU of each piece: a message, a slice of long work, a report, with all that follows.
         latency: time on the clock from each request to its answer.
+        teller: says what there is to say of replies that refuse, or are traced.
     """
 
     actions: Actions
@@ -126,6 +129,7 @@ class Loop:
         self.each_second: Callable[[], None] = lambda: None
         self.bursts = Bursts()
         self.latency = Latency()
+        self.teller = Teller(complaints)
         self.draining_until_ns: int | None = None
 
     def bind(self, endpoint: Endpoint, own_ids: Iterable[bytes]) -> None:
@@ -308,17 +312,13 @@ class Loop:
         try:
             self._core.request(PeerId(peer), message[1], clock.now_ns())
         except Exception as error:  # noqa: BLE001 - one message must not end the loop
-            self._complaints.note("loop_fault", repr(error), error)
-            self._answer_internal(PeerId(peer), message[1])
+            told = _read(message[1])
+            self._complaints.note("loop_fault", repr(error), error, about(told))
+            self._answer_internal(PeerId(peer), told)
 
-    def _answer_internal(self, peer: PeerId, frame: bytes) -> None:
-        try:
-            envelope = frames.unpack_request(frame)
-            op, seq = envelope.op, envelope.seq
-        except KvkeepError:
-            op = seq = 0
+    def _answer_internal(self, peer: PeerId, told: Told) -> None:
         error = KvkeepError(ErrorCode.INTERNAL, "the server failed; its log says why")
-        self._send(SendReply(peer, frames.pack_error(op, seq, error)))
+        self._send(SendReply(peer, frames.pack_error(told.op, told.seq, error)))
 
     def _act(self) -> None:
         """Performs effects, and those that follow from them."""
@@ -337,12 +337,30 @@ class Loop:
     def _send(self, reply: SendReply) -> None:
         if reply.begun_ns:
             self.latency.note(reply.op, clock.now_ns() - reply.begun_ns)
+        told = reply.told
+        if told is not None:
+            self.teller.tell(reply, told, clock.now_ns())
         try:
             self._router.send_multipart([reply.peer, reply.frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             # EAGAIN: it does not read. EHOSTUNREACH: it is gone.
-            self._complaints.note("peer_dropped", f"a reply could not be sent: {error.strerror}")
+            of = told if told is not None else Told(reply.op, 0)
+            text = f"a reply could not be sent: {error.strerror}"
+            self._complaints.note("peer_dropped", text, about=about(of))
             self._core.peer_dropped(reply.peer)
+
+
+def _read(frame: bytes) -> Told:
+    """As much of a frame as can be read."""
+    try:
+        envelope = frames.unpack_request(frame)
+    except KvkeepError:
+        return Told(0, 0)
+    try:
+        request = request_of(frames.request_body(envelope))
+    except KvkeepError:
+        request = -1
+    return Told(envelope.op, envelope.seq, request)
 
 
 def _is_served(peer: bytes) -> bool:

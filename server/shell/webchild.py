@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from protocol.logline import About
 from server.shell.complaints import Complaints
 
 MODULE = "server.web"
@@ -202,7 +203,7 @@ class WebChild:
                 continue
             last, said_s = line, time.monotonic()
             if not line.startswith(_LAST_WORD):
-                self._complaints.note("web_said", line)
+                self._complaints.note("web_said", line, about=About(process="web"))
         is_why = last.startswith(_LAST_WORD) or time.monotonic() - said_s <= LAST_LINE_S
         return last if is_why else ""
 

@@ -46,9 +46,13 @@ def test_the_ranges_that_are_told_are_the_ones_that_hold(
             config.read({"endpoint": "ipc:///a/b", key: text}, {})
 
 
-@pytest.mark.parametrize("key", ["arena-at-exit", "log-level"])
+@pytest.mark.parametrize("key", ["arena-at-exit", "log-format", "log-level"])
 def test_the_words_that_are_told_are_the_ones_that_are_taken(key: str) -> None:
-    words = {"arena-at-exit": schema.AT_EXIT, "log-level": schema.LOG_LEVELS}[key]
+    words = {
+        "arena-at-exit": schema.AT_EXIT,
+        "log-format": schema.FORMATS,
+        "log-level": schema.LOG_LEVELS,
+    }[key]
     for word in words:
         assert word in SETTINGS[key].valid
         config.read({"endpoint": "ipc:///a/b", key: word}, {})

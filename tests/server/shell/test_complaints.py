@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from protocol.logline import About, about_of
 from server.shell.complaints import Complaints
 
 
@@ -29,3 +30,21 @@ def test_the_next_line_says_how_many_were_left_out(caplog: pytest.LogCaptureFixt
         complaints.note("a", "y", ValueError("why"))
     assert "3 more" in caplog.records[1].getMessage()
     assert caplog.records[1].exc_info is not None
+
+
+def test_a_line_names_what_it_is_about(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(interval_s=3600)
+    about = About(op="STORE", request=7)
+    with caplog.at_level(logging.INFO, "kvkeep.server"):
+        complaints.note("a", "x", about=about)
+        for rule in ("one", "one", "two"):
+            complaints.tell("b", rule, "y", about)
+    assert [one.getMessage() for one in caplog.records] == [
+        "a: x [STORE, request 7]",
+        *["b: y [STORE, request 7]"] * 2,
+    ]
+    assert [about_of(one) for one in caplog.records] == [
+        about._replace(event="a"),
+        *[about._replace(event="b")] * 2,
+    ]
+    assert complaints.counts() == {"a": 1}

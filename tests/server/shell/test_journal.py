@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
 
+from protocol.logline import JsonFormatter, Throttle
 from server.shell.journal import MAX_CHARS, MAX_LINES, Journal
 
 
@@ -81,3 +83,36 @@ def test_a_record_of_a_megabyte_is_cut() -> None:
     assert line.endswith(b" characters left out)\n")
     os.close(read)
     os.close(write)
+
+
+def test_of_one_event_so_many_are_written_and_the_rest_is_told_at_the_end() -> None:
+    read, write = os.pipe()
+    journal = Journal(write, Throttle(lines=2, interval_s=60))
+    journal.setFormatter(JsonFormatter("server"))
+    for number in range(10):
+        journal.emit(record("flood: %d", number))
+    journal.emit(record("calm: %s", "é" * 20_000))
+    assert journal.finish(10)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as file:
+        told = [json.loads(line) for line in file]
+    assert [(one["event"], one.get("left_out", 0)) for one in told] == [
+        ("flood", 0),
+        ("flood", 0),
+        ("calm", 0),
+        ("flood", 8),
+    ]
+
+
+def test_what_the_log_says_of_itself_has_its_form() -> None:
+    read, write = os.pipe()
+    journal = Journal(write)
+    journal.setFormatter(JsonFormatter("server"))
+    journal.emit(record("%d", "no number"))
+    journal.num_lost = 3
+    journal.emit(record("last"))
+    assert journal.finish(10)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as file:
+        events = sorted(json.loads(line)["event"] for line in file)
+    assert events.count("journal") == 2
