@@ -91,6 +91,7 @@ class LoadHandlers:
         session.requested_chunks += num_chunks
         if match.count:
             session.hit_chunks += match.count
+            state.lookups.heat.note(session.owner, body.start, body.keys, match.count)
             session.instance.owner.used_ns = state.clock.now_ns
         if match.count < num_chunks:
             pending = state.prefetches.begin(

@@ -14,6 +14,7 @@ from protocol.ids import ExtentId, RequestKey
 from server.core.admission import MORE, WALK_BLOCKS, Steps
 from server.core.arena import Arena
 from server.core.clock import Clock
+from server.core.heat import Heat
 from server.core.index import ABSENT, ROOT
 from server.core.lease import Lease
 from server.core.leases import Leases
@@ -41,14 +42,16 @@ class Lookups:
         arena: slots and extents.
         leases: where matches are leased.
         clock: current time.
+        heat: told which prefixes were found.
 
     Attributes:
         walks: those under way; each locks its deepest node.
         used: called with the deepest node of what is leased; None without lower tiers.
     """
 
-    def __init__(self, arena: Arena, leases: Leases, clock: Clock) -> None:
+    def __init__(self, arena: Arena, leases: Leases, clock: Clock, heat: Heat) -> None:
         self._arena = arena
+        self.heat = heat
         self._leases = leases
         self._clock = clock
         self.walks: list[Walk] = []

@@ -22,6 +22,7 @@ from server.core.departures import Departures
 from server.core.extents import Phase
 from server.core.following import Following
 from server.core.growth import Growth
+from server.core.heat import Heat
 from server.core.leases import Leases
 from server.core.lookups import Lookups
 from server.core.operations import Operations
@@ -135,7 +136,7 @@ class State:
         self.leases = Leases(
             self.arena, self.clock, random_bytes, config.max_leased_slots_per_instance
         )
-        self.lookups = Lookups(self.arena, self.leases, self.clock)
+        self.lookups = Lookups(self.arena, self.leases, self.clock, Heat(self.clock))
         self.roster = Roster(config, self.slots, self.outbox, self.accounts)
         self.reservations = Reservations(
             self.clock,

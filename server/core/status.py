@@ -90,6 +90,7 @@ class Collection:
             copiers=tuple(map(self._copier, list(state.copiers.windows)[:MAX_STATUS_ROWS])),
             latency_bounds_us=LATENCY_BOUNDS_US,
             latency=state.latency(),
+            prefixes=state.lookups.heat.hottest(state.roster.owners),
         )
 
     def _since_s(self, then_ns: int) -> float:

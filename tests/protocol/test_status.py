@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocol import frames, limits
 from protocol.messages import REQUEST_TYPES, Op, StatusReply
+from protocol.prefixes import MAX_PREFIXES, PrefixStatus
 from protocol.status import (
     COPIER_STATES,
     ENGINE_STATES,
@@ -66,6 +67,7 @@ def full() -> StatusReply:
     copier = CopierStatus(
         name=LONG, state=COPIER_STATES[0], restarts=BIG, jobs=BIG, stuck=BIG, silent_s=1e9
     )
+    prefix = PrefixStatus(fingerprint=ID, head=b"\xff" * 6, chunks=BIG, hits=BIG, idle_s=1e9)
     latency = OpLatency(buckets=(BIG,) * NUM_BUCKETS, sum_us=BIG, count=BIG)
     return StatusReply(
         server=ServerStatus(
@@ -90,6 +92,7 @@ def full() -> StatusReply:
         copiers=(copier,) * 17,
         latency_bounds_us=LATENCY_BOUNDS_US,
         latency={Op(op).name: latency for op in REQUEST_TYPES},
+        prefixes=(prefix,) * MAX_PREFIXES,
     )
 
 

@@ -259,6 +259,8 @@ class Prefetches:
         for place, count in gained.items():
             counters["hit_chunks"] += count
             counters[f"hit_tokens_{place}"] += count * session.owner.chunk_tokens
+        if match.count and not prefetch.told:  # else its LOOKUP has said so
+            self._lookups.heat.note(session.owner, prefetch.start, prefetch.keys, match.count)
         prefetch.told = max(prefetch.told, match.count)
         return LookupReply(
             lease=lease.lease if lease is not None else b"",
