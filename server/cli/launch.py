@@ -85,7 +85,8 @@ def by_key(options: dict[str, Any]) -> tuple[dict[str, str | None], list[str]]:
 def command(**options: Any) -> None:
     """Run the server in the foreground until SIGTERM or Ctrl-C.
 
-    It prints one line when engines can connect. Each option can also be given in the
+    It prints one line when engines can connect, and one that names the pages once they are
+    served. Each option can also be given in the
     environment, as KVKEEP_ENDPOINT, KVKEEP_L1_SIZE and so on. The command line comes first, then
     the environment, then the file of --config. Sizes are in bytes, or in powers of 1024.
     """

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.messages import StatusReply
-from protocol.status import EngineStatus, OpLatency
+from protocol.status import COPIER_SILENT_S, EngineStatus, OpLatency
 
 QUANTILES = (0.5, 0.99)
 
@@ -38,6 +38,11 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
             "epoch": server.epoch.hex(),
             "arena": server.arena.hex(),
             "draining": server.draining,
+            "http": server.http,
+            "started_in_s": round(server.started_in_s, 3),
+            "adopted_chunks": server.adopted_chunks,
+            "adopted_bytes": server.adopted_bytes,
+            "adopted_in_s": round(server.adopted_in_s, 3),
         },
         "l1": l1(status, stats),
         "hits": hits(stats),
@@ -61,21 +66,28 @@ def reasons(status: StatusReply) -> list[str]:
     for copier in status.copiers:
         if copier.state not in ("up", "ending"):
             found.append(f"the copier of {copier.name} is {copier.state}: nothing is saved")
+        elif copier.silent_s >= COPIER_SILENT_S:
+            found.append(
+                f"the copier of {copier.name} does not answer for {copier.silent_s:.0f} s: nothing "
+                "is saved, and no engine is let in, until it does or is replaced"
+            )
         if copier.stuck:
             found.append(f"{copier.stuck} copiers of {copier.name} were killed and do not end")
     for tier in status.tiers:
         if tier.state != "up":
             text = {"breaker open": "left alone for a while, after failures"}
-            found.append(f"tier {tier.name} is {text.get(tier.state, tier.state)}")
+            why = f": {tier.why}" if tier.why else ""
+            found.append(f"tier {tier.name} is {text.get(tier.state, tier.state)}{why}")
     return found
 
 
 def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
-    """The cache in memory: bytes and chunks."""
+    """The cache in memory: bytes and chunks; its fill is ``held_bytes`` of ``capacity_bytes``."""
+    of_namespaces = sum(one.bytes for one in status.namespaces)  # of a server of before
     return {
         "capacity_bytes": stats.get("arena_bytes", 0),
+        "held_bytes": stats.get("arena_held_bytes", of_namespaces),
         "extent_bytes": stats.get("arena_used_bytes", 0),
-        "content_bytes": sum(one.bytes for one in status.namespaces),
         "quarantined_bytes": stats.get("arena_quarantined_bytes", 0),
         "chunks": stats.get("chunks", 0),
         "evicted_chunks": stats.get("evicted_chunks", 0),

@@ -64,6 +64,7 @@ def between(before: Moment, now: Moment) -> dict[str, Any]:
             {
                 "name": one.name,
                 "state": one.state,
+                "why": one.why,
                 "used_bytes": one.used_bytes,
                 "capacity_bytes": one.capacity_bytes,
                 "get_bytes_s": round(grown(f"tier_{one.name}_get_bytes") / seconds),

@@ -54,13 +54,14 @@ def head(document: dict[str, Any]) -> str:
     from server.sizes import format_size
 
     server, l1, hits = document["server"], document["l1"], document["hits"]
-    health = "healthy" if document["healthy"] else "; ".join(document["reasons"])
-    used, whole = l1["extent_bytes"], l1["capacity_bytes"]
+    health = "healthy" if document["healthy"] else plain("; ".join(document["reasons"]))
+    used, whole = l1["held_bytes"], l1["capacity_bytes"]
     lines = [
         f"kvkeep {plain(server['version'])} at {plain(server['endpoint'])}, pid {server['pid']}, "
         f"up {span(server['uptime_s'])}: {health}",
-        f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}), "
-        f"{format_size(l1['content_bytes'])} in {l1['chunks']:,} chunks; "
+        *kept(server),
+        f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}) in "
+        f"{l1['chunks']:,} chunks, extents take {format_size(l1['extent_bytes'])}; "
         f"{l1['evicted_chunks']:,} evicted",
         f"hits   {share(hits['hit_chunks'], hits['requested_chunks'])} of "
         f"{hits['requested_chunks']:,} chunks asked for; {hits['retrieved_chunks']:,} loaded, "
@@ -76,6 +77,23 @@ def head(document: dict[str, Any]) -> str:
             f"ms, 99 % within {asked['p99_us'] / 1000:g} ms"
         )
     return "\n".join(lines)
+
+
+def kept(server: dict[str, Any]) -> list[str]:
+    """What the server took over when it started, and where its pages are, as far as it has any."""
+    from server.cli.tables import plain
+    from server.sizes import format_size
+
+    lines = []
+    if server["adopted_chunks"]:
+        size = format_size(server["adopted_bytes"])
+        lines.append(
+            f"kept   {server['adopted_chunks']:,} chunks ({size}) of the server before, taken over "
+            f"in {server['adopted_in_s']:.2f} s; started in {server['started_in_s']:.2f} s"
+        )
+    if server["http"]:
+        lines.append(f"pages  {plain(server['http'])}")
+    return lines
 
 
 def engines(document: dict[str, Any]) -> str:
@@ -132,12 +150,20 @@ def copiers(document: dict[str, Any]) -> str:
     from server.cli.tables import Column, table
 
     rows = [
-        [one["name"], one["state"], str(one["restarts"]), str(one["jobs"])]
+        [one["name"], copier_state(one), str(one["restarts"]), str(one["jobs"])]
         for one in document["copiers"]
     ]
     columns = [Column("copier"), Column("state")]
     columns += [Column(name, is_number=True) for name in ("restarts", "jobs")]
     return table(columns, rows[:MAX_ROWS]) + left_out(len(rows) - MAX_ROWS)
+
+
+def copier_state(one: dict[str, Any]) -> str:
+    """How a copier stands, in two words at most."""
+    from protocol.status import COPIER_SILENT_S
+
+    is_silent = one["state"] == "up" and one["silent_s"] >= COPIER_SILENT_S
+    return f"silent {one['silent_s']:.0f}s" if is_silent else str(one["state"])
 
 
 def namespaces(document: dict[str, Any]) -> str:

@@ -137,7 +137,7 @@ def _head(found: dict[str, Any]) -> str:
     from server.sizes import format_size
 
     server, l1, hits, rates = found["server"], found["l1"], found["hits"], found["rates"]
-    used, whole, seconds = l1["extent_bytes"], l1["capacity_bytes"], rates["seconds"]
+    used, whole, seconds = l1["held_bytes"], l1["capacity_bytes"], rates["seconds"]
 
     def each_second(name: str) -> str:
         return f"{rates[name] / seconds:,.0f}"
@@ -145,8 +145,8 @@ def _head(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"kvkeep at {plain(server['endpoint'])}, pid {server['pid']}, up "
-            f"{span(server['uptime_s'])}: {'; '.join(found['reasons']) or 'healthy'}",
-            f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}), "
+            f"{span(server['uptime_s'])}: {plain('; '.join(found['reasons'])) or 'healthy'}",
+            f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}) in "
             f"{l1['chunks']:,} chunks",
             f"hits   {share(rates['hit_chunks'], rates['requested_chunks'])} of "
             f"{each_second('requested_chunks')} chunks/s; since the start "
@@ -228,7 +228,8 @@ def _screen() -> Iterator[Show]:
 
         def show(found: dict[str, Any]) -> None:
             shown = Text(text(found), no_wrap=True, overflow="crop")
-            shown.highlight_words(["down", "breaker open", "no answer"], style="bold red")
+            wrong = ["down", "breaker open", "no answer", "does not answer"]
+            shown.highlight_words(wrong, style="bold red")
             live.update(shown, refresh=True)
 
         show({"away": "asking the server ..."})

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from server.web.stalls import COPIES
+from protocol.status import COPIER_SILENT_S
 from server.web.watch import Answer, View
 
 HOST_COPIER = "host"
-STALL_S = 3.0
-"""Copies take milliseconds; none ends for so long only where a copier is frozen, or has no CPU."""
 TIER_STALL_S = 7.0
-"""Of a tier's jobs, each of which may move some MiB over a network."""
+"""Without an end of any of a tier's jobs, each of which may move some MiB over a network."""
 
 CHECKS = ("loop", "draining", "copiers", "arena", "sockets", "tiers")
 """What ``ready`` looks at, by the names that ``exclude`` takes."""
@@ -79,13 +77,13 @@ def _inside(answer: Answer) -> Iterator[Check]:
 
 
 def _copiers(answer: Answer) -> Iterator[Check]:
-    stalled_s = answer.stalled_s.get(COPIES, 0.0)
-    if stalled_s > STALL_S:
-        text = f"copies are under way and none has come to an end for {stalled_s:.0f} s"
-        yield Check("copiers", False, text)
     for copier in answer.status.copiers if answer.status is not None else ():
         # A device's copier ends 30 s after its last engine left.
         is_good = copier.state == "up" or (copier.name != HOST_COPIER and copier.state == "ending")
+        if is_good and copier.silent_s >= COPIER_SILENT_S:
+            text = f"{copier.name}: copier not answering for {copier.silent_s:.0f} s"
+            yield Check("copiers", False, f"{text}, though it has work; replaced after 10 s")
+            continue
         stuck = f", {copier.stuck} killed before it that do not end" if copier.stuck else ""
         text = f"{copier.name}: {copier.state}, {copier.restarts} restarts{stuck}"
         yield Check("copiers", is_good, text)
@@ -98,7 +96,8 @@ def _tiers(answer: Answer) -> Iterator[Check]:
             is_stalled = stalled_s > TIER_STALL_S
             still = f", and nothing has come to an end for {stalled_s:.0f} s" if is_stalled else ""
             is_good = tier.state == "up" and not is_stalled
-            yield Check("tiers", is_good, f"{tier.name}: {tier.state}{still}")
+            why = f": {tier.why}" if tier.why else ""
+            yield Check("tiers", is_good, f"{tier.name}: {tier.state}{why}{still}")
         return
     for name, value in answer.values.items():  # a server that does not know STATUS
         if name.startswith("tier_") and name.endswith("_up"):

@@ -1,19 +1,14 @@
-"""For how long work has been under way without any of it coming to an end.
+"""For how long a tier's work has been under way without any of it coming to an end.
 
-A copier or porter that is frozen looks alive to the kernel; the server kills one after ten seconds
-at a job. Whoever probes sees it sooner here. Copies of all copiers count together, so one that is
-frozen while others work is left to the server. Must not know: what is copied. Runs in: the
-watching thread.
+A porter that is frozen looks alive to the kernel; the server kills one after ten seconds at a job.
+Whoever probes sees it sooner here. Of copiers STATUS tells it. Must not know: what is read and
+written. Runs in: the watching thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-COPIES = "copies"
-"""Key of the copiers; a tier's is its name with ``tier_`` before it."""
-
-_COPIES_ENDED = ("copied_bytes", "copies_failed")
 _TIER_ENDED = ("get_bytes", "put_bytes", "absent", "errors", "corrupt", "no_room", "puts_dropped")
 """What rises when a piece of work ends, well or not."""
 
@@ -45,10 +40,10 @@ class Stall:
 
 
 class Stalls:
-    """Copies, and each tier's jobs."""
+    """Each tier's jobs, by its name with ``tier_`` before it."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Stall] = {COPIES: Stall()}
+        self._all: dict[str, Stall] = {}
 
     def note(self, values: Mapping[str, int], at_s: float) -> dict[str, float]:
         """Takes an answer in.
@@ -64,14 +59,10 @@ class Stalls:
             self._all.setdefault(tier, Stall())
         told: dict[str, float] = {}
         for name, stall in self._all.items():
-            if name == COPIES:
-                is_busy = values.get("copies_in_flight", 0) > 0
-                ends: tuple[str, ...] = _COPIES_ENDED
-            else:
-                # Forgetting a whole namespace may take minutes, in which no byte moves.
-                is_forgetting = values.get(f"{name}_drops_owed", 0) > 0
-                is_busy = values.get(f"{name}_jobs", 0) > 0 and not is_forgetting
-                ends = tuple(f"{name}_{end}" for end in _TIER_ENDED)
+            # Forgetting a whole namespace may take minutes, in which no byte moves.
+            is_forgetting = values.get(f"{name}_drops_owed", 0) > 0
+            is_busy = values.get(f"{name}_jobs", 0) > 0 and not is_forgetting
+            ends = tuple(f"{name}_{end}" for end in _TIER_ENDED)
             told[name] = stall.note(is_busy, sum(values.get(end, 0) for end in ends), at_s)
         return told
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import ChunkCountReply, Clear
+from server import asking
 from server.shell.memory import is_memory
 from tests.server import heirs
 from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go, stats, try_save
@@ -53,6 +54,11 @@ def test_the_next_server_serves_the_same_bytes(short_dir: Path, shm_dir: Path, h
     for _ in range(2):
         with launch(short_dir, shm_dir / "a") as server:
             assert f"adopted {ALL} chunks in " in server.line
+            with asking.connected(server.side_path, 10, "tests") as asker:
+                told = asker.status(10).server
+                held = asker.stats(10)["arena_held_bytes"]
+            assert (told.adopted_chunks, told.adopted_bytes) == (ALL, held)
+            assert 0 < told.adopted_in_s < told.started_in_s
             with connect(server) as engine:
                 assert engine.hello.arena == engines[0].hello.arena
                 assert kept.check(engine) == ALL

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from click.testing import CliRunner
 
 from protocol import __version__
 from protocol.messages import Op, Status, StatusReply
 from protocol.status import LATENCY_BOUNDS_US
+from server.cli import cli
+from tests.server.web.pageserver import serving
 from tests.wire.client import Engine
 from tests.wire.process import ServerProcess, wait_until
 
@@ -44,3 +51,32 @@ def test_it_tells_who_is_there_and_what_each_answer_took(short_dir: Path, shm_di
         assert reply.latency["COMMIT"].count == reply.latency["STORE"].count == 1
         assert set(reply.latency) <= {op.name for op in Op}
         assert reply.latency_bounds_us == LATENCY_BOUNDS_US
+
+
+def test_a_frozen_copier_is_told_of_before_it_is_replaced(short_dir: Path, shm_dir: Path) -> None:
+    with (
+        ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M") as server,
+        Engine(server.url, server.side_path) as engine,
+        serving(server.side_path) as (pages, _),
+    ):
+        engine.register()
+        assert pages.get("/readyz")[0] == 200
+        [pid] = server.children()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # A new engine comes: its pool is to be mapped, and nobody answers.
+            with Engine(server.url, server.side_path) as other, ThreadPoolExecutor(1) as pool:
+                begun_s = time.monotonic()
+                coming = pool.submit(other.register)
+                assert wait_until(lambda: pages.get("/readyz")[0] == 503, every_s=0.1)
+                assert time.monotonic() - begun_s < 5, "long before the ten seconds are over"
+                why = pages.json("/readyz")["why"]
+                assert "host: copier not answering for " in why[0]
+                shown = CliRunner().invoke(cli, ["status", "--endpoint", server.url])
+                assert shown.exit_code == 3
+                assert "the copier of host does not answer for " in shown.output.splitlines()[0]
+                os.kill(pid, signal.SIGCONT)
+                assert coming.result(10)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert wait_until(lambda: pages.get("/readyz")[0] == 200, every_s=0.1)

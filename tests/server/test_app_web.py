@@ -33,6 +33,11 @@ def test_pages_come_back_and_end_with_the_server(short_dir: Path, shm_dir: Path)
         ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M", "--http", str(port)) as server,
     ):
         assert wait_until(lambda: answers(port), 30)
+        assert server.process.stdout is not None
+        line = server.process.stdout.readline().decode()
+        assert line == f"kvkeep pages: http://127.0.0.1:{port}/\n", "whatever the log level is"
+        with asking.connected(server.side_path, 10, "tests") as asker:
+            assert asker.status(10).server.http == f"http://127.0.0.1:{port}/"
         first = asking.stats(server.side_path, 10)["web_pid"]
         assert first in server.children()
         assert re.search(r"^kvkeep_requests_total [0-9.e+]+$", page(port, "/metrics")[1], re.M)

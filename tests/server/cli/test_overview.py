@@ -9,7 +9,7 @@ import pytest
 
 from protocol.status import LATENCY_BOUNDS_US
 from server.cli import overview
-from tests.server.cli.told import COPIER, ENGINE, SERVER, STATS, TIER, latency, reply
+from tests.server.cli.told import COPIER, ENGINE, SERVER, SPACE, STATS, TIER, latency, reply
 
 replace = msgspec.structs.replace
 
@@ -25,8 +25,8 @@ def test_all_that_was_told_is_there_as_plain_values() -> None:
     assert found["tiers"][0]["waiting_puts"] == 5
     assert found["l1"] == {
         "capacity_bytes": 64 << 20,
+        "held_bytes": 10 << 20,
         "extent_bytes": 16 << 20,
-        "content_bytes": 10 << 20,
         "quarantined_bytes": 0,
         "chunks": 10,
         "evicted_chunks": 4,
@@ -60,7 +60,12 @@ def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:
         (reply(copiers=(replace(COPIER, state="down"),)), "the copier of host is down"),
         (reply(copiers=(replace(COPIER, state="starting"),)), "the copier of host is starting"),
         (reply(copiers=(replace(COPIER, stuck=1),)), "1 copiers of host were killed"),
+        (
+            reply(copiers=(replace(COPIER, silent_s=3.2),)),
+            "the copier of host does not answer for 3",
+        ),
         (reply(tiers=(replace(TIER, state="down"),)), "tier disk is down"),
+        (reply(tiers=(replace(TIER, state="down", why="no room"),)), "tier disk is down: no room"),
         (reply(tiers=(replace(TIER, state="breaker open"),)), "tier disk is left alone"),
     ],
 )
@@ -69,6 +74,15 @@ def test_what_is_wrong_is_said(status: object, said: str) -> None:
     [reason] = overview.reasons(status)
     assert reason.startswith(said)
     assert overview.document(status, STATS)["healthy"] is False
+
+
+def test_a_server_without_the_gauge_of_before_has_its_namespaces_bytes_as_its_fill() -> None:
+    old = {name: value for name, value in STATS.items() if name != "arena_held_bytes"}
+    assert overview.l1(reply(), old)["held_bytes"] == SPACE.bytes
+
+
+def test_a_copier_that_answers_after_a_moment_is_no_fault() -> None:
+    assert overview.reasons(reply(copiers=(replace(COPIER, silent_s=0.5, jobs=4),))) == []
 
 
 def test_a_copier_that_ends_for_want_of_engines_is_no_fault() -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from server.cli import cli, overview, status
 from tests.server.cli.cached import FIRST, SECOND, Cached, keys_of
-from tests.server.cli.told import ENGINE, SPACE, STATS, reply
+from tests.server.cli.told import COPIER, ENGINE, SERVER, SPACE, STATS, TIER, reply
 from tests.wire.process import ServerProcess
 
 
@@ -54,7 +54,9 @@ def test_a_tier_that_cannot_be_used_is_exit_code_3(short_dir: Path, shm_dir: Pat
     with ServerProcess(short_dir, shm_dir / "a", *options) as server:
         shown = CliRunner().invoke(cli, ["status", "--endpoint", server.url])
     assert shown.exit_code == 3
-    assert ": tier disk is " in shown.output.splitlines()[0]
+    first = shown.output.splitlines()[0]
+    assert ": tier disk is down: " in first
+    assert "/proc/version" in first, "why it cannot be used"
     assert "no engine is connected" in shown.output
 
 
@@ -73,11 +75,40 @@ def test_long_lists_are_cut_and_counted() -> None:
     assert "... and 11 more" in lines
     assert "... and 20 more" in lines
     assert "       1 MiB wait for engines, or former ones, to let go of them" in lines
-    assert "L1     16 MiB of 64 MiB (25.0 %), 300 MiB in 10 chunks; 4 evicted" in lines
+    assert "L1     10 MiB of 64 MiB (15.6 %) in 10 chunks, extents take 16 MiB; 4 evicted" in lines
     assert sum(line.startswith("engine one") for line in lines) == status.MAX_ROWS
     assert [line.split()[:6] for line in lines if line.startswith("disk")] == [
         ["disk", "disk", "up", "1", "GiB", "of"]
     ]
+
+
+def test_what_was_kept_where_the_pages_are_and_who_is_silent_have_their_lines() -> None:
+    assert not status.kept(overview.document(reply(), STATS)["server"])
+    server = msgspec.structs.replace(
+        SERVER,
+        http="http://127.0.0.1:9500/",
+        started_in_s=0.8,
+        adopted_chunks=1000,
+        adopted_bytes=16 << 20,
+        adopted_in_s=0.25,
+    )
+    copier = msgspec.structs.replace(COPIER, silent_s=4.0)
+    shown = status.text(overview.document(reply(server=server, copiers=(copier,)), STATS))
+    lines = shown.splitlines()
+    assert "pages  http://127.0.0.1:9500/" in lines
+    assert (
+        "kept   1,000 chunks (16 MiB) of the server before, taken over in 0.25 s; "
+        "started in 0.80 s" in lines
+    )
+    assert ": the copier of host does not answer for 4 s: " in lines[0]
+    assert [line.split()[:3] for line in lines if line.startswith("host")] == [
+        ["host", "silent", "4s"]
+    ]
+
+
+def test_what_a_tiers_porter_says_does_nothing_to_the_terminal() -> None:
+    rude = msgspec.structs.replace(TIER, state="down", why="\x1b[2Jx")
+    assert "\x1b" not in status.text(overview.document(reply(tiers=(rude,)), STATS))
 
 
 def test_what_engines_hold_back_has_a_column_where_one_does() -> None:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -21,7 +22,7 @@ from server import asking
 from server.cli import cli, reaching, top
 from server.cli.rates import Moment
 from tests.server.cli.cached import FIRST, Cached, keys_of
-from tests.server.cli.told import STATS, reply
+from tests.server.cli.told import STATS, TIER, reply
 from tests.wire.process import ROOT
 
 
@@ -159,10 +160,19 @@ def test_a_frame_for_people() -> None:
     found = top.frame(Moment(10.0, reply(), STATS), Moment(12.0, reply(), later))
     lines = top.text(found).splitlines()
     assert lines[0] == "kvkeep at ipc:///x, pid 7, up 3h 12m: healthy"
+    assert lines[1] == "L1     10 MiB of 64 MiB (15.6 %) in 10 chunks"
     assert lines[2] == "hits   75.0 % of 50 chunks/s; since the start 75.0 %"
     assert lines[3] == "in     5 MiB/s, 0 chunks/s saved; 0 chunks/s evicted"
     assert any(row.split()[:3] == ["disk", "up", "25.0"] for row in lines)
     assert top.text({"away": "no answer"}) == "no answer"
+
+
+def test_why_a_tier_is_down_is_in_its_row_and_in_the_first_line() -> None:
+    tier = msgspec.structs.replace(TIER, state="down", why="no folder /x")
+    now = Moment(12.0, reply(tiers=(tier,)), STATS)
+    found = top.frame(Moment(10.0, reply(), STATS), now)
+    assert found["rates"]["tiers"][0]["why"] == "no folder /x"
+    assert top.text(found).splitlines()[0].endswith(": tier disk is down: no folder /x")
 
 
 @pytest.mark.parametrize("interval", ["0.1", "61", "x"])

@@ -87,6 +87,7 @@ def reply(**changes: Any) -> StatusReply:
 
 STATS = {
     "arena_bytes": 64 << 20,
+    "arena_held_bytes": 10 << 20,
     "arena_used_bytes": 16 << 20,
     "arena_quarantined_bytes": 0,
     "chunks": 10,

@@ -71,6 +71,7 @@ def test_everybody_counts_the_same(server: ServerProcess, pages: Pages) -> None:
         for name in GAUGES:
             assert stats[name] == metrics[f"kvkeep_{name}"] == status["stats"][name], name
         assert stats["lookup_chunks"] > stats["hit_chunks"] > stats["retrieved_chunks"]
+        check_fill(server, stats, metrics, status)
         check_rows(scripts, metrics, status["status"])
         check_command(server, stats)
     finally:
@@ -85,6 +86,22 @@ def placed_as(name: str) -> str:
     assert placed.is_counter
     labels = f'{{{placed.label}="{placed.value}"}}' if placed.label else ""
     return f"{placed.family}_total{labels}"
+
+
+def check_fill(
+    server: ServerProcess,
+    stats: dict[str, int],
+    metrics: dict[str, float],
+    status: dict[str, Any],
+) -> None:
+    """How full L1 is: one figure, wherever it is read."""
+    fill = stats["arena_held_bytes"]
+    assert 0 < fill <= stats["arena_used_bytes"] <= stats["arena_bytes"]
+    assert metrics["kvkeep_arena_held_bytes"] == status["stats"]["arena_held_bytes"] == fill
+    assert sum(row["bytes"] for row in status["status"]["namespaces"]) == fill
+    for command in ("status", "top --once --interval 0.2"):
+        l1 = asked(server, command)["l1"]
+        assert (l1["held_bytes"], l1["capacity_bytes"]) == (fill, stats["arena_bytes"]), command
 
 
 def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[str, Any]) -> None:
@@ -113,12 +130,18 @@ def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[st
 
 def check_command(server: ServerProcess, stats: dict[str, int]) -> None:
     """``status --json`` says the same."""
-    command = [sys.executable, "-m", "server", "status", "--json", "--endpoint", server.url]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=True)
-    hits = json.loads(done.stdout)["hits"]
-    assert hits == {
+    assert asked(server, "status")["hits"] == {
         "requested_chunks": stats["lookup_chunks"],
         "hit_chunks": stats["hit_chunks"],
         "retrieved_chunks": stats["retrieved_chunks"],
         "published_chunks": stats["published_chunks"],
     }
+
+
+def asked(server: ServerProcess, words: str) -> dict[str, Any]:
+    """What a command says for programs."""
+    command = [sys.executable, "-m", "server", *words.split(), "--json", "--endpoint", server.url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=True)
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from protocol.messages import StatusReply
-from server.web.health import CHECKS, STALL_S, TIER_STALL_S, alive, ready
-from server.web.stalls import COPIES
+from server.web.health import CHECKS, TIER_STALL_S, alive, ready
 from server.web.watch import View
 from tests.server.web.answers import COPIER, SERVER, TIER, answer, silent, status, view
 
@@ -37,7 +36,15 @@ def test_one_that_does_not_answer_is_neither(told: View) -> None:
     [
         ({"copiers": (msgspec.structs.replace(COPIER, state="down"),)}, "copiers: host: down"),
         ({"copiers": (msgspec.structs.replace(COPIER, state="starting"),)}, "host: starting"),
+        (
+            {"copiers": (msgspec.structs.replace(COPIER, silent_s=2.0),)},
+            "copiers: host: copier not answering for 2 s",
+        ),
         ({"tiers": (msgspec.structs.replace(TIER, state="down"),)}, "tiers: disk: down"),
+        (
+            {"tiers": (msgspec.structs.replace(TIER, state="down", why="no folder /x"),)},
+            "tiers: disk: down: no folder /x",
+        ),
         ({"tiers": (msgspec.structs.replace(TIER, state="breaker open"),)}, "disk: breaker open"),
         ({"server": msgspec.structs.replace(SERVER, draining=True)}, "draining: the server is"),
     ],
@@ -49,21 +56,19 @@ def test_what_breaks_is_named(changes: dict[str, object], word: str) -> None:
     assert all(check.is_good for check in alive(view(GOOD, told))), "a restart would not help"
 
 
-@pytest.mark.parametrize(
-    ("name", "limit_s", "word"),
-    [
-        (COPIES, STALL_S, "copiers: copies are under way and none has come to an end for "),
-        ("tier_disk", TIER_STALL_S, "tiers: disk: up, and nothing has come to an end for "),
-    ],
-)
-def test_work_that_does_not_come_to_an_end_is_named(name: str, limit_s: float, word: str) -> None:
+def test_a_tiers_work_that_does_not_come_to_an_end_is_named() -> None:
     def after(stalled_s: float) -> list[str]:
-        latest = answer(GOOD, status(), stalled_s={name: stalled_s})
+        latest = answer(GOOD, status(), stalled_s={"tier_disk": stalled_s})
         return failed(View(latest, latest))
 
-    assert after(limit_s) == []
-    (why,) = after(limit_s + 1)
-    assert why.startswith(word)
+    assert after(TIER_STALL_S) == []
+    (why,) = after(TIER_STALL_S + 1)
+    assert why.startswith("tiers: disk: up, and nothing has come to an end for ")
+
+
+def test_a_copier_that_is_at_work_for_a_moment_is_well() -> None:
+    busy = msgspec.structs.replace(COPIER, jobs=3, silent_s=0.4)
+    assert failed(view(GOOD, status(copiers=(busy,)))) == []
 
 
 def test_a_copier_of_a_device_may_end_when_its_engines_are_gone() -> None:

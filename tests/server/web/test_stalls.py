@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.web.stalls import COPIES, Stall, Stalls
+from server.web.stalls import Stall, Stalls
 
 
 def test_work_without_an_end_is_a_stall_from_when_it_was_first_seen() -> None:
@@ -34,21 +34,13 @@ def test_a_server_that_was_started_anew_counts_from_0() -> None:
     assert stall.note(True, 0, 5.0) == 0
 
 
-def test_copies_end_well_or_fail() -> None:
-    stalls = Stalls()
-    values = {"copies_in_flight": 2, "copied_bytes": 100, "copies_failed": 0}
-    assert stalls.note(values, 1.0) == {COPIES: 0}
-    assert stalls.note(values, 3.0) == {COPIES: 2}
-    assert stalls.note(values | {"copies_failed": 1}, 4.0) == {COPIES: 0}
-    assert stalls.note({}, 5.0) == {COPIES: 0}
-
-
 def test_tiers_stand_still_each_for_itself() -> None:
     stalls = Stalls()
     values = {"tier_a_jobs": 1, "tier_a_put_bytes": 5, "tier_b_2_jobs": 1, "tier_b_2_get_bytes": 5}
-    assert stalls.note(values, 1.0) == {COPIES: 0, "tier_a": 0, "tier_b_2": 0}
+    assert stalls.note(values, 1.0) == {"tier_a": 0, "tier_b_2": 0}
     moved = values | {"tier_b_2_get_bytes": 6}
-    assert stalls.note(moved, 4.0) == {COPIES: 0, "tier_a": 3, "tier_b_2": 0}
+    assert stalls.note(moved, 4.0) == {"tier_a": 3, "tier_b_2": 0}
+    assert stalls.note({}, 5.0) == {"tier_a": 0, "tier_b_2": 0}
 
 
 def test_forgetting_takes_its_time() -> None:
