@@ -76,7 +76,7 @@ def test_a_frozen_copier_is_told_of_before_it_is_replaced(short_dir: Path, shm_d
                 assert shown.exit_code == 3
                 assert "the copier of host does not answer for " in shown.output.splitlines()[0]
                 os.kill(pid, signal.SIGCONT)
-                assert coming.result(10)
+                assert coming.result(10).session > 0
         finally:
             os.kill(pid, signal.SIGCONT)
         assert wait_until(lambda: pages.get("/readyz")[0] == 200, every_s=0.1)
