@@ -22,9 +22,10 @@ NUM_RECENT = 60
 
 FIGURES = (
     "requests",
-    "lookup_chunks",
-    "hit_chunks",
-    "retrieved_chunks",
+    "requested_tokens",
+    "hit_tokens",
+    "hit_tokens_l1",
+    "loaded_tokens",
     "published_chunks",
     "evicted_chunks",
     "copied_bytes",
@@ -33,7 +34,7 @@ FIGURES = (
     "instances",
     "leases",
 )
-"""Names of STATS in the order in which a point has them."""
+"""Names of STATS in the order in which a point has them; hit_tokens are those of all tiers."""
 
 TIER_FIGURES = ("hit_chunks", "get_bytes", "put_bytes", "used_bytes")
 """The same of a tier: ``tier_NAME_…``."""
@@ -105,6 +106,8 @@ def _point(answer: Answer, tiers: Iterable[str]) -> Point:
     if answer.why:
         return Point(clock_s, False)
     values = answer.values
+    hit = sum(value for name, value in values.items() if name.startswith("hit_tokens_"))
+    values = {**values, "hit_tokens": hit}
     return Point(
         clock_s,
         True,

@@ -87,10 +87,24 @@ def _status(answer: Answer, history: History) -> Plain:
             for space in status.namespaces
         ],
         "namespaces_more": status.namespaces_more,
+        "prefixes": _prefixes(status),
         "tiers": [_fields(tier) for tier in status.tiers],
         "copiers": [_fields(copier) for copier in status.copiers],
         "latency": _latency(answer, status, history),
     }
+
+
+def _prefixes(status: StatusReply) -> list[Plain]:
+    """The hot ones, each with its model's name where that is told."""
+    names = {space.fingerprint: space.name for space in status.namespaces}
+    return [
+        {
+            **_fields(row),
+            "fingerprint": short(row.fingerprint),
+            "name": names.get(row.fingerprint, ""),
+        }
+        for row in status.prefixes
+    ]
 
 
 def _quota(row: QuotaRow) -> Plain:

@@ -111,12 +111,12 @@
   }
 
   function ratios() {
-    const requested = counter("lookup_chunks"), hit = counter("hit_chunks"), loaded = counter("retrieved_chunks");
+    const requested = counter("requested_tokens");
+    const parts = ["hit_tokens", "loaded_tokens", "hit_tokens_l1"].map(counter);
     return points.map((point, index) => {
       const before = points[earlier(index, WINDOW_S)];
       const asked = risen(before, point, requested);
-      if (!asked) return [point[0], null, null];
-      return [point[0], risen(before, point, hit) / asked, Math.min(1, risen(before, point, loaded) / asked)];
+      return [point[0], ...parts.map((part) => (asked ? risen(before, point, part) / asked : null))];
     });
   }
 
@@ -158,7 +158,7 @@
 
   function showTiles() {
     const status = told.status, stats = told.stats;
-    const asked = lately("lookup_chunks", 300), hits = lately("hit_chunks", 300);
+    const asked = lately("requested_tokens", 300), hits = lately("hit_tokens", 300);
     const requests = lately("requests", WINDOW_S), evicted = lately("evicted_chunks", WINDOW_S);
     const held = status ? status.namespaces.reduce((sum, space) => sum + space.bytes, 0) : stats.arena_used_bytes || 0;
     const engines = status ? status.engines.filter((engine) => engine.state !== "operator") : [];
@@ -166,7 +166,7 @@
     const lookup = status ? status.latency.ops.LOOKUP : undefined;
     byId("tiles").replaceChildren(
       tile("Hit ratio, 5 min", asked && asked.rise ? percent(hits.rise / asked.rise) : "–",
-        asked && asked.rise ? `of ${whole(asked.rise)} chunks asked for` : "nothing was asked for"),
+        asked && asked.rise ? `of ${whole(asked.rise)} tokens asked for` : "nothing was asked for"),
       tile("Cached in L1", bytes(held), `of ${bytes(stats.arena_bytes || 0)}, ${whole(stats.chunks || 0)} chunks`),
       tile("Engines", status ? whole(serving) : whole(stats.instances || 0),
         status ? `serving, of ${counted(engines.length + status.engines_more, "process", "processes")} here` : "registered"),
@@ -180,12 +180,15 @@
     const to = told.now, from = to - minutes * 60;
     const shown = (rows) => rows.filter((row) => row[0] >= from);
     const common = { from, to };
-    Charts.draw(byId("chart-ratio"), { ...common, label: "Hit ratio", series: ["hit", "loaded"], rows: shown(ratios()), format: percent, most: 1 });
+    const names = told.status ? told.status.tiers.map((tier) => tier.name).slice(0, 4) : [];
+    // Without lower tiers, all that is hit is in L1.
+    const parts = names.length ? ["hit", "loaded", "in L1 at once"] : ["hit", "loaded"];
+    Charts.draw(byId("chart-ratio"), { ...common, label: "Hit ratio", series: parts,
+      rows: shown(ratios()).map((row) => row.slice(0, 1 + parts.length)), format: percent, most: 1 });
     Charts.draw(byId("chart-chunks"), { ...common, label: "Chunks a second", series: ["stored", "evicted"],
       rows: shown(rates([counter("published_chunks"), counter("evicted_chunks")])), format: rate });
     Charts.draw(byId("chart-copies"), { ...common, label: "Copied a second", series: ["copied"],
       rows: shown(rates([counter("copied_bytes")])), format: bytes, base: 1024 });
-    const names = told.status ? told.status.tiers.map((tier) => tier.name).slice(0, 4) : [];
     byId("card-tiers").hidden = !names.length;
     if (!names.length) return;
     const got = told.history.tier_figures.indexOf("get_bytes");
@@ -257,6 +260,15 @@
       whole(space.chunk_tokens), whole(space.pinned_chunks), whole(space.sessions)])));
   }
 
+  function showPrefixes() {
+    const status = told.status, rows = status ? status.prefixes : [];
+    if (!rows.length) return byId("prefixes").replaceChildren(empty("Nothing that L1 holds was found of late."));
+    const columns = [{ title: "Begins with", kind: "mono" }, { title: "Model", kind: "extra" }, { title: "Namespace", kind: "mono extra" }, { title: "Hits", kind: "num" },
+      { title: "Chunks", kind: "num" }, { title: "Unused for", kind: "num" }];
+    byId("prefixes").replaceChildren(table(counted(rows.length, "prefix", "prefixes"), columns, rows.map((row) => [
+      row.head, row.name || "unnamed", row.fingerprint, whole(row.hits), whole(row.chunks), duration(row.idle_s)]), true));
+  }
+
   function showQuotas() {
     byId("card-quotas").hidden = !told.quotas.length;
     if (!told.quotas.length) return;
@@ -300,7 +312,7 @@
   function show() {
     showState();
     if (!told) return;
-    showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showQuotas(); showLatency(); showChecks(); showStats();
+    showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showPrefixes(); showQuotas(); showLatency(); showChecks(); showStats();
   }
 
   // --- asking ---------------------------------------------------------------------------------

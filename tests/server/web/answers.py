@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from protocol.messages import StatusReply
+from protocol.prefixes import PrefixStatus
 from protocol.quotas import QuotaRow, TenantKind
 from protocol.status import (
     LATENCY_BOUNDS_US,
@@ -63,6 +64,7 @@ TIER = TierStatus(
 QUOTA = QuotaRow(
     kind=TenantKind.SALT, tenant=b"t" * 16, floor_bytes=100, limit_bytes=0, held_bytes=60
 )
+PREFIX = PrefixStatus(fingerprint=b"n" * 16, head=b"prefix", chunks=5, hits=7, idle_s=2.5)
 COPIER = CopierStatus(name="host", state="up", restarts=0, jobs=0, stuck=0)
 
 
@@ -90,6 +92,7 @@ def status(**changes: Any) -> StatusReply:
         copiers=(COPIER,),
         latency_bounds_us=LATENCY_BOUNDS_US,
         latency={"LOOKUP": latency(b0=98, b5=2)},
+        prefixes=(PREFIX,),
     )
     return msgspec.structs.replace(base, **changes)
 

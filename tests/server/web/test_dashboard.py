@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.prefixes import MAX_PREFIXES
 from tests.server.web.browser import CONTRAST, OVERFLOW, Browser, browsing, chromium
 from tests.server.web.pageserver import Pages, serving
 from tests.server.web.traffic import Script, scripted
@@ -125,6 +126,9 @@ def test_it_shows_what_is_there(page: Browser, server: ServerProcess) -> None:
     assert "serving" in text("engines")
     assert "<b>some</b>/model" in text("namespaces")
     assert page.run("return document.querySelectorAll('main b').length") == 2, "tiers' names alone"
+    rows = "return [...document.querySelectorAll('#prefixes tbody tr')].map((one) => one.innerText)"
+    assert 1 <= len(page.run(rows)) <= MAX_PREFIXES
+    assert all("<b>some</b>/model" in row and "12" in row for row in page.run(rows))
     assert "salt" in text("quotas")
     assert "2.0 MiB" in text("quotas")
     assert "LOOKUP" in text("latency")

@@ -10,10 +10,13 @@ from tests.server.web.answers import SERVER, TIER, answer, buckets, latency, sta
 
 def test_a_point_has_what_was_told() -> None:
     history = History()
-    values = {"requests": 3, "hit_chunks": 2, "tier_disk_get_bytes": 7, "unknown": 9}
+    values = {"requests": 3, "hit_tokens_l1": 2, "hit_tokens_disk": 3, "unknown": 9}
+    values["tier_disk_get_bytes"] = 7
     history.note(answer(values, status(tiers=(TIER,))))
     (point,) = history.since(0)
-    assert dict(zip(FIGURES, point.figures, strict=True))["requests"] == 3
+    figures = dict(zip(FIGURES, point.figures, strict=True))
+    told = [figures[name] for name in ("requests", "hit_tokens", "hit_tokens_l1", "loaded_tokens")]
+    assert told == [3, 5, 2, 0]
     assert dict(zip(TIER_FIGURES, point.tiers["disk"], strict=True))["get_bytes"] == 7
     assert point.is_answered
 

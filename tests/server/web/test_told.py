@@ -9,7 +9,17 @@ import msgspec
 from server.web.history import History
 from server.web.told import short, told
 from server.web.watch import View
-from tests.server.web.answers import ENGINE, QUOTA, SERVER, answer, latency, silent, status, view
+from tests.server.web.answers import (
+    ENGINE,
+    PREFIX,
+    QUOTA,
+    SERVER,
+    answer,
+    latency,
+    silent,
+    status,
+    view,
+)
 
 
 def test_counters_are_told_as_they_are_and_rows_field_by_field() -> None:
@@ -72,6 +82,21 @@ def test_no_key_of_a_row_names_a_salt_or_a_token() -> None:
     assert '"token"' not in text
     assert b"n".hex() * 16 not in text, "fingerprints are short"
     assert msgspec.json.encode(SERVER.endpoint).decode() in text
+
+
+def test_hot_prefixes_are_told_with_their_models_name() -> None:
+    stranger = msgspec.structs.replace(PREFIX, fingerprint=b"o" * 16)
+    latest = view({}, status(prefixes=(PREFIX, stranger)))
+    first, second = told(latest, History(), 2e9, 0)["status"]["prefixes"]
+    assert first == {
+        "fingerprint": "6e" * 6,
+        "name": "some/model",
+        "head": b"prefix".hex(),
+        "chunks": 5,
+        "hits": 7,
+        "idle_s": 2.5,
+    }
+    assert (second["fingerprint"], second["name"]) == ("6f" * 6, "")
 
 
 def test_quotas_are_told_by_a_short_digest() -> None:
