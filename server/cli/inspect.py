@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli import prefixes, reaching
+from server.cli.hottest import hottest_text, of_hottest
 
 if TYPE_CHECKING:
     from protocol.messages import StatusReply
@@ -21,33 +22,63 @@ if TYPE_CHECKING:
 @reaching.options
 @prefixes.namespace_option
 @prefixes.options
-def command(endpoint: str | None, as_json: bool, namespace: str | None, **named: Any) -> None:
+@click.option("--hottest", is_flag=True, help="Show which prefixes are found most of late.")
+def command(
+    endpoint: str | None, as_json: bool, namespace: str | None, hottest: bool, **named: Any
+) -> None:
     """Show what is cached: the namespaces, one of them, or how much of some prompts.
 
     Without --tokens and --key it lists namespaces. With one of these it says of each prompt how
     many of its chunks are in L1, from the start on; what lower tiers have of it, a server cannot
-    tell without loading it. Nothing is touched: it does not count as a use. The exit code is 1
+    tell without loading it. With --hottest it lists what prompts that were found most of late
+    begin with. Nothing is touched: it does not count as a use. The exit code is 1
     when no server answers, 3 when some of what was named is not there.
     """
     from protocol.errors import ConfigError
 
     wanted = prefixes.Wanted(**named)
+    if hottest and wanted.is_any:
+        reaching.refuse("--hottest goes without --tokens and --key")
     at = reaching.place(endpoint)
     try:
         with reaching.connected(at, "inspect") as asker:
             status = asker.status(reaching.LIMIT_S)
             if wanted.is_any:
                 document = of_prompts(asker, status, namespace, wanted)
+            elif hottest:
+                document = hot(status, namespace)
             else:
                 document = of_namespaces(status, namespace)
     except ConfigError as error:
         reaching.refuse(str(error))
     if as_json:
         reaching.show(document)
+    elif hottest:
+        click.echo(hottest_text(document))
     else:
         click.echo(prompts_text(document) if wanted.is_any else namespaces_text(document))
     if not document["is_whole"]:
         raise SystemExit(reaching.EXIT_OTHER)
+
+
+def hot(status: StatusReply, namespace: str | None) -> dict[str, Any]:
+    """The hot prefixes of all namespaces, or of one.
+
+    Args:
+        status: of the server.
+        namespace: as typed, or None for all.
+
+    Returns:
+        ``prefixes``, and ``is_whole``: whether the namespace that was named is there.
+
+    Raises:
+        ConfigError: INVALID_CONFIG: none is called so.
+    """
+    if namespace is None:
+        return {**of_hottest(status, None), "is_whole": True}
+    found = prefixes.find(status.namespaces, namespace)
+    rows = {"prefixes": []} if found is None else of_hottest(status, found.fingerprint)
+    return {**rows, "is_whole": found is not None}
 
 
 def of_namespaces(status: StatusReply, namespace: str | None) -> dict[str, Any]:
