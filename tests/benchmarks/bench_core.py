@@ -249,7 +249,7 @@ class Engine:
 
     def evicted(self) -> int:
         """Chunks that were evicted."""
-        return self._core.stats()["evicted_chunks"]
+        return self._core.stats().get("evicted_chunks", 0)
 
 
 def measure(rounds: int, index_chunks: int, chain_chunks: int) -> Engine:

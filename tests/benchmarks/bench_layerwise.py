@@ -143,6 +143,9 @@ def measure(mib: int, num_rounds: int) -> dict[str, object]:
 
     Returns:
         Figures, JSON-ready.
+
+    Raises:
+        click.ClickException: the load is too short to be measured.
     """
     num_tokens = mib * (1 << 20) // TOKEN_BYTES
     rng = random.Random(3)
@@ -160,6 +163,10 @@ def measure(mib: int, num_rounds: int) -> dict[str, object]:
             before = whole.loaded_bytes()
             bare = [(whole.hit_ms(0.0), whole.miss_ms(0.0)) for _ in range(num_rounds)]
             load_ms = statistics.median(hit - miss for hit, miss in bare)
+            if load_ms <= 0:
+                raise click.ClickException(
+                    f"a load of {mib} MiB cannot be told from the machine's noise: more --mib"
+                )
             load_bytes = (whole.loaded_bytes() - before) // num_rounds
             steps = [ratio * load_ms / 1e3 / NUM_LAYERS for ratio in RATIOS]
             # By turns, so that what else the machine does is alike for all three.

@@ -1,4 +1,4 @@
-"""What the pages of docs/ name: commands in console blocks, code in rows and sentences.
+"""What the pages of docs/ name in rows and sentences: code, and commands among it.
 
 Knows Markdown as these pages use it. Runs in the pytest process.
 """
@@ -10,15 +10,6 @@ import shlex
 from collections.abc import Iterator
 
 FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
-
-
-def commands(page: str) -> Iterator[list[str]]:
-    """Yield the words behind ``kvkeep`` of each command in a page's console blocks."""
-    for block in re.findall(r"^ *```console\n(.*?)^ *```", page, re.M | re.S):
-        for line in re.findall(r"^ *\$ (.*)$", block, re.M):
-            program, *words = shlex.split(line.removesuffix(" &"))
-            assert program == "kvkeep", line
-            yield words
 
 
 def codes(page: str) -> list[str]:

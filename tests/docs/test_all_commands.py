@@ -1,7 +1,7 @@
-"""Every command in every document: run by a test, or of a program that this page says who runs.
+"""Every command in every document: run as it stands, or by whom else, or why not.
 
-Commands of ours are read by the program itself, so that an option that is gone is noticed wherever
-it is shown; most pages' commands are run besides, each by the test of its page.
+``executed.PAGES`` has a row for each. Those that run do so in order, page by page, in one shell in
+a folder of their own; pages that ask a server have one, with two prompts in it.
 """
 
 from __future__ import annotations
@@ -10,127 +10,137 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from server.cli import COMMANDS, cli
+from server.cli import cli
+from tests.docs.executed import LIVE, NEEDS, PAGES
+from tests.docs.how import Elsewhere, Not, Run
+from tests.docs.scratch import Scratch
+from tests.docs.shown import command_lines, every
+from tests.docs.unrun import CHECKS, ours, own_words
 from tests.repository import tree
-
-#: Who runs what is not ours to read by its command line: a test, or the reason why nobody does.
-FOREIGN = {
-    "docker": "no Docker engine here: docs/deployment.md says so; tests/deploy/test_container.py",
-    "systemd-sysusers": "tests/deploy/test_systemd.py",
-    "systemd-tmpfiles": "tests/deploy/test_systemd.py",
-    "install": "tests/deploy/test_systemd.py",
-    "python3": "the step wheel of .ci/run makes an environment and installs into it",
-    "pip": "the step wheel of .ci/run, tests/deploy/test_preset.py",
-    "/opt/kvkeep/bin/python": "the step wheel of .ci/run",
-    "apt-get": "the step tools of .ci/run",
-    "bash": "tests/gpu/test_run_sh.py",
-    "ssh": "another machine",
-    "trtllm-serve": "no TensorRT-LLM here: tests/deploy/test_tensorrt_llm.py reads its files",
-    "valkey-server": "tests/stores/valkey.py",
-    "mooncake_master": "tests/stores/mooncake.py",
-    "mooncake_client": "tests/stores/mooncake.py",
-    "weed": "tests/stores/s3.py",
-    "export": "the shell's own",
-    "cat": "writes a file for the next line",
-    "mkdir": "makes a folder for the next line",
-    "sleep": "waits",
-    "echo": "writes a line for a file or a program",
-    "make": "tests/repository/test_documents.py sees the targets; .ci/run and make slow run them",
-}
-SHELL = ("", "console", "sh", "bash")
-#: First words of lines in blocks that show something else than commands.
-SHOWN = (
-    r"FOUND|again:|kvkeep ready:|warmed |[0-9a-f]{20,}|scrape_configs:|M = |user kvkeep "
-    r"|FLEET=|ANY=|CODING="
-)
+from tests.server.cli.cached import FIRST, SECOND, keys_of
+from tests.slow.steps import plan
+from tests.stores.valkey import required
+from tests.wire.client import Engine, make_namespace
+from tests.wire.process import ServerProcess
 
 
-def blocks(page: str) -> Iterator[str]:
-    for indent, language, text in re.findall(r"^( *)```(\w*)\n(.*?)^ *```$", page, re.M | re.S):
-        if language in SHELL and not re.match(rf" *(?:{SHOWN})", text):
-            text = re.sub(rf"^{indent}", "", text, flags=re.M).replace("\\\n", " ")
-            yield re.sub(r"<<(\w+)\n.*?^\1$", "", text, flags=re.M | re.S)
+def first_line(command: str) -> str:
+    """What stands in the table of one that brings lines along."""
+    return command.splitlines()[0]
 
 
-def command_lines(page: str) -> Iterator[str]:
-    """Yield each command of a page's blocks, without its prompt, comment and description."""
-    for block in blocks(page):
-        for line in block.splitlines():
-            line = re.sub(r"(?<=\S)\s{2,}\S.*$", "", re.sub(r"\s#\s.*$", "", line))
-            line = line.strip().removeprefix("$ ").removesuffix(" &")
-            if line and not re.match(SHOWN, line):
-                yield from line.split(" && ")
+def shown() -> Iterator[tuple[str, str]]:
+    """Each command of each page, once."""
+    for page, commands in every().items():
+        yield from ((page, command) for command in dict.fromkeys(commands))
 
 
-@cache
-def every() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    found = []
-    for path in tree.files(suffix=".md"):
-        if path.parts[0] in ("docs", "README.md", "deploy"):
-            found += [
-                (str(path), tuple(shlex.split(line))) for line in command_lines(tree.text(path))
-            ]
-    return tuple(dict.fromkeys(found))
-
-
-def ours(words: tuple[str, ...]) -> list[str] | None:
-    """Words behind the program's name of a command of kvkeep's own, else None."""
-    if words[0] == "kvkeep":
-        return list(words[1:])
-    if words[0] in ("python", ".venv/bin/python") and words[1:3] == ("-m", "server"):
-        return list(words[3:])
-    return None
-
-
-def of_module(words: tuple[str, ...]) -> bool:
-    return words[0] in ("python", ".venv/bin/python") and ours(words) is None
+def to_run(page: str) -> list[tuple[str, Run]]:
+    """What runs of a page, in its order, as often as it is shown."""
+    found = ((command, PAGES[page].get(first_line(command))) for command in every()[page])
+    return [(command, how) for command, how in found if isinstance(how, Run)]
 
 
 def test_there_are_many() -> None:
-    assert len(every()) > 90
-    assert len({page for page, _ in every()}) > 20
+    assert len(every()) > 20
+    rows = [how for page in PAGES.values() for how in page.values()]
+    assert len(rows) > 110
+    assert sum(isinstance(how, Run) for how in rows) > len(rows) / 2
 
 
-@pytest.mark.parametrize(("page", "words"), [e for e in every() if ours(e[1]) is not None])
-def test_each_command_of_ours_is_one_with_these_options(page: str, words: tuple[str, ...]) -> None:
-    own = ours(words)
-    assert own
-    assert own[0] in COMMANDS, page
-    done = CliRunner().invoke(cli, [*own, "--help"])
-    assert done.exit_code == 0, (page, done.output)
-    if own[0] == "launch":
-        told = json.loads(CliRunner().invoke(cli, ["config", "--json", *own[1:]]).output)
-        sources = {key: value["source"] for key, value in told["settings"].items()}
-        named = {word.removeprefix("--") for word in own if word.startswith("--")}
-        assert [key for key in named & set(sources) if sources[key] == "default"] == []
+def test_each_command_has_a_row_and_each_row_a_command() -> None:
+    there = {page: {first_line(command) for command in all_} for page, all_ in every().items()}
+    for page in {**there, **PAGES}:
+        rows, commands = set(PAGES.get(page, {})), there.get(page, set())
+        assert commands - rows == set(), (
+            f"{page}: new here; say in tests/docs/executed.py who runs it"
+        )
+        assert rows - commands == set(), f"{page}: no longer here, but in tests/docs/executed.py"
 
 
-@pytest.mark.parametrize(("page", "words"), [e for e in every() if of_module(e[1])])
-def test_each_module_that_is_run_knows_its_options(page: str, words: tuple[str, ...]) -> None:
-    if words[1] != "-m":
-        assert words[1] == "build/hit.py"  # tests/docs/test_quickstart.py runs it
+def test_a_new_command_is_noticed() -> None:
+    page = (
+        "Text.\n\n```console\n$ kvkeep status\n$ kvkeep mend --all &\n```\n\n```\nls \\\n  -l\n```"
+    )
+    assert list(command_lines(f"{page}\n")) == ["kvkeep status", "kvkeep mend --all", "ls -l"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page in every() and to_run(page)])
+def test_the_commands_of_a_page_run(
+    page: str, tmp_path: Path, short_dir: Path, shm_dir: Path
+) -> None:
+    required(*NEEDS.get(page, ()))
+    (shm_dir / "own").mkdir()
+    commands = to_run(page)
+    if page not in LIVE:
+        assert Scratch(tmp_path, short_dir, shm_dir / "own").run(commands) == []
         return
-    path = tree.ROOT / words[2].replace(".", "/")
-    sources = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
-    assert '__name__ == "__main__"' in text or (path / "__main__.py").is_file(), page
-    for option in (word for word in words[3:] if word.startswith("--")):
-        assert f'"{option}"' in text, (page, option)
+    (tmp_path / "prompts.jsonl").write_text(f"{json.dumps(FIRST)}\n{json.dumps(SECOND)}\n")
+    (short_dir / "s").mkdir()
+    tier = f"disk:{tmp_path}/tier?size=64M"
+    with (
+        ServerProcess(short_dir / "s", shm_dir / "a", "--l1-size", "64M", "--l2", tier) as server,
+        Engine(server.url, server.side_path, make_namespace(model="my-model")) as engine,
+    ):
+        engine.register()
+        for tokens in (FIRST, SECOND):
+            engine.save(keys_of(tokens), list(range(len(tokens) // 32)))
+        environ = {"KVKEEP_ENDPOINT": server.url}
+        assert Scratch(tmp_path, short_dir, shm_dir / "own", environ).run(commands) == []
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), [e for e in every() if ours(e[1]) is None and not of_module(e[1])]
+    ("command", "how", "said"),
+    [
+        ("false", Run(), "exit code 1"),
+        ("echo a", Run(says="b"), "did not say"),
+        ("echo a", Run(ready="b"), "did not say"),
+        ("exit 3", Run(), "exit code None"),
+    ],
 )
-def test_each_other_program_is_run_by_somebody(page: str, words: tuple[str, ...]) -> None:
-    assert words[0] in FOREIGN, page
-    for path in re.findall(r"tests/[\w/]+\.py", FOREIGN[words[0]]):
-        assert (tree.ROOT / path).is_file(), path
+def test_a_command_that_fails_is_told(
+    tmp_path: Path, short_dir: Path, shm_dir: Path, command: str, how: Run, said: str
+) -> None:
+    (told,) = Scratch(tmp_path, short_dir, shm_dir).run([(command, how)])
+    assert said in told
 
 
-def test_what_is_named_is_shown_somewhere() -> None:
-    assert set(FOREIGN) - {words[0] for _, words in every()} == set()
+@pytest.mark.parametrize(("page", "command"), list(shown()))
+def test_each_command_that_is_not_run_here_is_elsewhere_or_looked_at(
+    page: str, command: str
+) -> None:
+    how = PAGES.get(page, {}).get(first_line(command))
+    if isinstance(how, Not):
+        CHECKS[how.check](own_words(command) or shlex.split(command))
+    elif isinstance(how, Elsewhere):
+        is_there(how.where)
+    if (own := own_words(command)) is not None:
+        ours(own)
+        if own[0] == "launch":
+            given_settings_are_taken(own[1:])
+
+
+def is_there(where: str) -> None:
+    """A test, a step of ``.ci/run`` or of ``make slow``."""
+    kind, _, name = where.partition(" ")
+    if kind == ".ci/run":
+        assert re.search(rf"^step {name} ", tree.text(kind), re.M), where
+    elif kind == "slow":
+        assert name in {step.name for step in plan(1, tree.ROOT / "build", quick=False)}, where
+    else:
+        path, _, name = where.partition("::")
+        assert (tree.ROOT / path).exists(), where
+        assert not name or f"def {name}(" in tree.text(path), where
+
+
+def given_settings_are_taken(options: list[str]) -> None:
+    """Each option of a launch that names a setting arrives there."""
+    told = json.loads(CliRunner().invoke(cli, ["config", "--json", *options]).output)
+    sources = {key: value["source"] for key, value in told["settings"].items()}
+    named = {word.removeprefix("--") for word in options if word.startswith("--")}
+    assert [key for key in named & set(sources) if sources[key] == "default"] == []

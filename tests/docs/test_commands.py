@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from adapter.embedded import server_environ
@@ -15,8 +14,6 @@ from adapter.serverurl import resolve_server_url
 from server import config, lmcachenames
 from server.cli import COMMANDS, cli, reaching
 from tests.repository import tree
-from tests.server.cli.cached import FIRST, SECOND, keys_of
-from tests.wire.client import Engine, make_namespace
 from tests.wire.process import ServerProcess
 
 OPERATIONS = tree.text("docs/operations.md")
@@ -35,37 +32,6 @@ def test_every_command_is_in_the_table_and_no_other() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \| ", PART[: PART.index("Exit codes")], re.M)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(COMMANDS)
-
-
-def test_what_is_shown_runs_one_after_the_other(
-    short_dir: Path, shm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "prompts.jsonl").write_text(f"{json.dumps(FIRST)}\n{json.dumps(SECOND)}\n")
-    monkeypatch.chdir(tmp_path)
-    commands = list(shown(PART))
-    assert {words[0] for words in commands} == {
-        *("status", "top", "inspect", "pin", "unpin", "delete", "clear", "retire", "quota"),
-        *("config", "events"),
-    }
-    with (
-        ServerProcess(short_dir, shm_dir / "a") as server,
-        Engine(server.url, server.side_path, make_namespace(model="my-model")) as engine,
-    ):
-        monkeypatch.setenv("KVKEEP_ENDPOINT", server.url)
-        engine.register()
-        for tokens in (FIRST, SECOND):
-            engine.save(keys_of(tokens), list(range(len(tokens) // 32)))
-        for words in commands:
-            result = CliRunner().invoke(cli, words)
-            assert result.exit_code == 0, (words, result.output)
-            assert result.output
-
-
-@pytest.mark.parametrize("page", ["docs/operations.md", "docs/configuration.md"])
-def test_options_that_are_shown_exist(page: str) -> None:
-    for words in shown(tree.text(page)):
-        done = CliRunner().invoke(cli, [*words, "--help"])
-        assert done.exit_code == 0, (words, done.output)
 
 
 def test_exit_codes_are_the_described_ones() -> None:

