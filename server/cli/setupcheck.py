@@ -1,4 +1,4 @@
-"""What ``doctor`` looks at of the set-up: settings, the server, whether it would fit, its files.
+"""What ``doctor`` looks at of the set-up: settings, whether a server would fit, its files.
 
 Must not know: how findings are shown; it starts and touches nothing. Runs in: the process of the
 command line.
@@ -13,15 +13,14 @@ from importlib import metadata
 from pathlib import Path
 
 from protocol import __version__
-from protocol.errors import ConfigError, KvkeepError
-from server import asking, config, fitting, gathering
-from server.cli import hostcheck, overview
+from protocol.errors import ConfigError
+from server import config, fitting, gathering
+from server.cli import hostcheck, servercheck
 from server.cli.findings import Finding, Level
 from server.config import ServerConfig
 from server.shell import memory
 from server.sizes import format_size
 
-ASK_LIMIT_S = 3.0
 PACKAGES = (
     *("pyzmq", "msgpack", "msgspec", "numpy", "lmdb", "xxhash", "click", "rich"),
     *("prometheus-client", "waitress"),
@@ -58,9 +57,10 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     given = ", ".join(f"{key} (from {one.source})" for key, one in gathered.values.items())
     found.append(Finding(Level.OK, "settings", f"set: {given}" if given else "all at defaults"))
     found += [Finding(Level.NOTE, "settings", note) for note in gathered.notes]
-    answered = server(settings)
-    found += answered
-    if all(one.level is Level.NOTE for one in answered):
+    source = gathered.values["endpoint"].source if "endpoint" in gathered.values else ""
+    answered = servercheck.findings(settings, source, environ)
+    found += [*answered, *servercheck.engines(settings, environ)]
+    if (answered[0].about, answered[0].level) == (servercheck.ABOUT, Level.NOTE):  # none is there
         found.append(room(settings, hostcheck.arena_parent(environ)))
     removed = removal(settings, os.geteuid(), LOGIND)
     return [*found, *([removed] if removed is not None else [])]
@@ -78,44 +78,6 @@ def versions() -> Finding:
     if missing:
         return Finding(Level.ERROR, "versions", f"{text}; missing: {', '.join(missing)}", _INSTALL)
     return Finding(Level.OK, "versions", text)
-
-
-def server(settings: ServerConfig) -> list[Finding]:
-    """Whether a server answers where it is looked for, and how it is.
-
-    Args:
-        settings: say where.
-    """
-    url = settings.endpoint.url
-    side_path = settings.endpoint.side_path(settings.runtime_dir)
-    try:
-        with asking.connected(side_path, ASK_LIMIT_S, "doctor") as asker:
-            status = asker.status(ASK_LIMIT_S)
-    except (FileNotFoundError, NotADirectoryError):
-        return [Finding(Level.NOTE, "server", f"none at {url}", "kvkeep launch")]
-    except ConnectionRefusedError:
-        text = f"none at {url}; one was there, and did not end by itself"
-        return [Finding(Level.NOTE, "server", text, "kvkeep launch: it takes the cache over")]
-    except TimeoutError as error:
-        advice = (
-            "it hangs, is stopped (ps shows T: kill -CONT), or the machine is overloaded: "
-            "docs/runbook.md, and the server's log"
-        )
-        return [Finding(Level.ERROR, "server", f"{url}: {error}", advice)]
-    except (OSError, KvkeepError) as error:
-        advice = (
-            "the same user, or the group of --group? See docs/security.md, and the server's log"
-        )
-        return [Finding(Level.ERROR, "server", f"{url}: {error}", advice)]
-    told = status.server
-    text = f"{told.version} at {url}, pid {told.pid}"
-    found = [
-        Finding(Level.WARNING, "server", line, "kvkeep status") for line in overview.reasons(status)
-    ]
-    if told.version != __version__:
-        advice = f"restart it with {__version__}: what is cached stays"
-        found.append(Finding(Level.WARNING, "server", f"{text}; this is {__version__}", advice))
-    return found or [Finding(Level.OK, "server", text)]
 
 
 def room(settings: ServerConfig, folder: Path) -> Finding:
