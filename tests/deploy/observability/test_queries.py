@@ -180,7 +180,15 @@ def test_a_server_that_is_well_raises_no_alarm(scraped: tuple[Asked, Pages]) -> 
 
 def test_what_prometheus_has_is_what_is_told(scraped: tuple[Asked, Pages]) -> None:
     asked, _ = scraped
-    (ratio,) = asked.rows("kvkeep_hit_chunks_total / kvkeep_lookup_chunks_total")
-    assert 0 < float(ratio["value"][1]) < 1
+    hit = "sum without (tier) (kvkeep_hit_tokens_total)"
+    for part in (hit, "kvkeep_loaded_tokens_total"):
+        (ratio,) = asked.rows(f"{part} / kvkeep_requested_tokens_total")
+        assert 0 < float(ratio["value"][1]) < 1
+    # Whatever was scraped so far, and while an engine asks: never more than the one before.
+    since = {"start": f"{time.time() - 60}", "end": f"{time.time()}", "step": "1"}
+    for wrong in (f"{hit} > kvkeep_requested_tokens_total", f"kvkeep_loaded_tokens_total > {hit}"):
+        assert asked.get("query_range", query=wrong, **since)["result"] == []
+    seen = asked.get("query_range", query=f"{hit} <= kvkeep_requested_tokens_total", **since)
+    assert len(seen["result"][0]["values"]) >= 4
     (age,) = asked.rows("kvkeep_answer_age_seconds")
     assert 0 <= float(age["value"][1]) < 3
