@@ -2,7 +2,8 @@
 
 ``python -m tests.deploy.slowstart steps STEPS SECONDS ALLOWANCE …`` does so in steps, each of which
 it announces as the server announces its stages; the rest is for ``launch``. ``hang`` instead of
-``steps`` announces one step and does not come back from it. Runs in a process of its own.
+``steps`` announces one step and does not come back from it. ``loop`` starts at once, and has the
+loop's thread alone hang with the first PING. Runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import time
 from collections.abc import MutableMapping
 from typing import Any
 
+from protocol.messages import Ping
 from server.__main__ import main
+from server.core.handlers import Handlers
 from server.shell import adoption
 from server.shell.sdnotify import Notifier
 
@@ -45,8 +48,23 @@ def pretend(how: str, steps: int, step_s: float, allowance_s: float) -> None:
     adoption.look = look_slowly  # type: ignore[assignment]
 
 
+def hang_on_ping() -> None:
+    """Has the loop of this process stand still within a request, and nothing else of it."""
+    handle = Handlers.handle
+
+    def hang(self: Handlers, process: Any, body: Any, ticket: Any) -> Any:
+        if isinstance(body, Ping):
+            time.sleep(_HANG_S)
+        return handle(self, process, body, ticket)
+
+    Handlers.handle = hang  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     how, number, seconds, allowance = sys.argv[1:5]
-    pretend(how, int(number), float(seconds), float(allowance))
+    if how == "loop":
+        hang_on_ping()
+    else:
+        pretend(how, int(number), float(seconds), float(allowance))
     sys.argv[1:5] = ["launch"]
     main()

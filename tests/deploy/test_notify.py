@@ -6,12 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from protocol import side
+from protocol.messages import Ping
 from tests.deploy.manager import Manager
-from tests.wire.client import Engine
+from tests.wire.client import Engine, SideClient
 from tests.wire.process import ROOT, ServerProcess
 
 KEEP = ("--l1-size", "64M", "--arena-at-exit", "keep")
@@ -53,6 +58,43 @@ def test_ready_means_that_engines_can_connect(short_dir: Path, shm_dir: Path) ->
     assert ["READY" in values for values in said].index(True) == len(said) - 1
     assert all("EXTEND_TIMEOUT_USEC" in values for values in said[:-1])
     assert said[-1]["STATUS"] == f"serving 64 MiB at ipc://{short_dir}/s"
+
+
+@pytest.mark.slow
+def test_two_minutes_of_page_locking_are_a_start_that_is_extended(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    """The same at full length: 24 steps of 5 s, and a manager that gives a start 30 s."""
+    begun_s = time.monotonic()
+    with (
+        Manager(str(short_dir / "n"), start_s=30) as manager,
+        slow_server(short_dir, shm_dir / "a", manager, "steps", "24", "5", "10"),
+    ):
+        manager.wait_for("STATUS", "pinning 24 of 24", limit_s=180)
+        assert manager.ready_at_s is None
+        assert manager.wait_for("READY").at_s - begun_s >= 120
+        with Engine(f"ipc://{short_dir}/s", f"{short_dir}/s.side") as engine:
+            assert engine.hello.epoch == engine.welcome.epoch
+
+
+def test_a_loop_that_stands_still_is_noticed_though_the_rest_of_the_server_lives(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    """A sign of life from any other thread would hide it."""
+    with (
+        Manager(str(short_dir / "n"), watchdog_s=3.0) as manager,
+        slow_server(short_dir, shm_dir / "a", manager, "loop", "0", "0", "0"),
+    ):
+        manager.wait_for("READY")
+        manager.wait_for("WATCHDOG")
+        with Engine(f"ipc://{short_dir}/s", f"{short_dir}/s.side") as engine:
+            engine.wire.submit(Ping())
+            assert manager.watch(10) == "watchdog"
+            other = SideClient(f"{short_dir}/s.side")
+            try:
+                assert isinstance(other.hello(os.urandom(16)), side.Welcome)
+            finally:
+                other.close()
 
 
 def test_a_start_that_hangs_is_not_extended_for_ever(short_dir: Path, shm_dir: Path) -> None:
