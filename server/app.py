@@ -52,7 +52,7 @@ from server.shell.sdnotify import Notifier
 from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
 from server.shell.webchild import WebChild
-from server.tierspec import TierSpec
+from server.tierspec import TierSpec, keeps_quotas
 
 _log = logging.getLogger("kvkeep.server")
 
@@ -403,7 +403,10 @@ def _tier_config(spec: TierSpec) -> TierConfig:
     if spec.bandwidth_bytes_s:
         window_bytes = min(window_bytes, spec.bandwidth_bytes_s // 2)
     lists = spec.kind == "disk"
-    return TierConfig(spec.name, spec.policy, spec.uses, window_bytes, spec.kind, lists)
+    shared_bytes = spec.number("size") * 7 // 8 if keeps_quotas(spec) else 0
+    return TierConfig(
+        spec.name, spec.policy, spec.uses, window_bytes, spec.kind, lists, shared_bytes
+    )
 
 
 def launch(config: ServerConfig) -> None:

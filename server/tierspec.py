@@ -305,3 +305,8 @@ def _decoded(kind: str, text: str) -> str:
 
 def _wrong(text: str) -> ConfigError:
     return ConfigError(ErrorCode.INVALID_CONFIG, text, key=KEY)
+
+
+def keeps_quotas(spec: TierSpec) -> bool:
+    """Whether a tier knows whose its values are, and keeps tenants' quotas."""
+    return spec.kind == "disk" and spec.text("layout") != "files"

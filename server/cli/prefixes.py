@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from server.cli.salts import salt_options
+
 if TYPE_CHECKING:
     from protocol.errors import ConfigError
     from protocol.status import NamespaceStatus
@@ -81,7 +83,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         command: takes the fields of ``Wanted`` by name.
     """
     for one in (
-        click.option("--salt", metavar="TEXT", help="The prompts' cache salt, if they have one."),
+        salt_options("The prompts' cache salt, if they have one."),
         click.option(
             "--chunk-blocks",
             metavar="N",

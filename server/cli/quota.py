@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli import prefixes, reaching
+from server.cli.salts import salt_options
 
 if TYPE_CHECKING:
     from protocol.messages import QuotasReply
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group(name="quota")
 def command() -> None:
-    """Give tenants a share of L1 that others' stores leave alone, or a most.
+    """Give tenants a share of L1, or of a disk, that others' stores leave alone, or a most.
 
     A tenant is a namespace, or all requests with one cache salt. What is set here is kept with the
     arena; the option --quota of launch has quotas from the start.
@@ -34,10 +35,19 @@ def tenant_options(inner: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME",
         help="A tenant as kvkeep quota list shows it: namespace/DIGITS or salt/DIGITS.",
     )(inner)
-    inner = click.option(
-        "--salt", metavar="TEXT", help="All requests with this cache salt, in every namespace."
-    )(inner)
+    inner = salt_options("All requests with this cache salt, in every namespace.")(inner)
     return prefixes.namespace_option(inner)
+
+
+def tier_option(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """``--tier``: where the quota holds."""
+    return click.option(
+        "--tier",
+        metavar="NAME",
+        default="",
+        help="In this lower tier, a disk with layout=slab: its name as kvkeep status shows it.  "
+        "[default: in L1]",
+    )(inner)
 
 
 @command.command(name="list")
@@ -53,13 +63,16 @@ def list_(endpoint: str | None, as_json: bool) -> None:
 @command.command(name="set")
 @reaching.options
 @tenant_options
+@tier_option
 @click.option("--limit", metavar="SIZE", default="", help="Most that it may have.  [default: any]")
 @click.argument("size", metavar="SIZE")
-def set_(endpoint: str | None, as_json: bool, size: str, limit: str, **named: str | None) -> None:
-    """Leave a tenant SIZE bytes of L1, such as 20G, whatever others store; 0 for a limit alone.
+def set_(
+    endpoint: str | None, as_json: bool, size: str, tier: str, limit: str, **named: str | None
+) -> None:
+    """Leave a tenant SIZE bytes, such as 20G, whatever others store; 0 for a limit alone.
 
-    What others have above their own share makes room for it. All shares together fit L1. A salt's
-    chunks that were stored before its first quota do not count for it.
+    What others have above their own share makes room for it. All shares together fit L1, or 7/8 of
+    the tier. A salt's chunks that were stored before its first quota do not count for it in L1.
     """
     from protocol.errors import ConfigError
     from server import quotaspec
@@ -68,7 +81,7 @@ def set_(endpoint: str | None, as_json: bool, size: str, limit: str, **named: st
     at = reaching.place(endpoint)
     try:
         with reaching.connected(at, "quota") as asker:
-            change = quotaspec.change_of(_tenant(asker, **named), size, limit, "limit")
+            change = quotaspec.change_of(_tenant(asker, **named), size, limit, "limit", tier)
             if not change.floor_bytes and not change.limit_bytes:
                 raise invalid(
                     "quota", size, "a size or a limit above 0; kvkeep quota unset ends it"
@@ -82,7 +95,8 @@ def set_(endpoint: str | None, as_json: bool, size: str, limit: str, **named: st
 @command.command(name="unset")
 @reaching.options
 @tenant_options
-def unset(endpoint: str | None, as_json: bool, **named: str | None) -> None:
+@tier_option
+def unset(endpoint: str | None, as_json: bool, tier: str, **named: str | None) -> None:
     """Take a tenant's quota back: its chunks are evicted as anybody's, and may be any number.
 
     The exit code is 3 when it had none.
@@ -95,12 +109,13 @@ def unset(endpoint: str | None, as_json: bool, **named: str | None) -> None:
     try:
         with reaching.connected(at, "quota") as asker:
             kind, tenant = _tenant(asker, **named)
-            had = {(one.kind, one.tenant) for one in _ask(asker, None).quotas}
-            reply = _ask(asker, QuotaChange(kind=kind, tenant=tenant, floor_bytes=0))
+            had = {(one.kind, one.tenant, one.tier) for one in _ask(asker, None).quotas}
+            change = QuotaChange(kind=kind, tenant=tenant, floor_bytes=0, tier=tier)
+            reply = _ask(asker, change)
     except ConfigError as error:
         reaching.refuse(str(error))
     _show(reply, as_json)
-    if (kind, tenant) not in had:
+    if (kind, tenant, tier) not in had:
         click.echo(f"kvkeep: {tenant_name(kind, tenant)} had no quota", err=True)
         raise SystemExit(reaching.EXIT_OTHER)
 
@@ -122,8 +137,6 @@ def _tenant(
         valid = "one of --namespace NAME, --salt TEXT and --tenant NAME"
         raise invalid("tenant", tenant or "", valid)
     if salt is not None:
-        if not salt:
-            raise invalid("salt", salt, "the salt of a tenant's requests")
         return TenantKind.SALT, ReuseScope(cache_salt=salt).tenant()
     if tenant is not None:
         found = quotaspec.parse_tenant(tenant)
@@ -151,6 +164,7 @@ def document(reply: QuotasReply) -> dict[str, Any]:
         "quotas": [
             {
                 "tenant": tenant_name(one.kind, one.tenant),
+                "tier": one.tier or "l1",
                 "floor_bytes": one.floor_bytes,
                 "limit_bytes": one.limit_bytes,
                 "held_bytes": one.held_bytes,
@@ -174,6 +188,7 @@ def _show(reply: QuotasReply, as_json: bool) -> None:
         return
     columns = [
         Column("tenant"),
+        Column("in"),
         Column("quota", is_number=True),
         Column("limit", is_number=True),
         Column("held", is_number=True),
@@ -182,6 +197,7 @@ def _show(reply: QuotasReply, as_json: bool) -> None:
     rows = [
         [
             tenant_name(one.kind, one.tenant),
+            one.tier or "L1",
             format_size(one.floor_bytes),
             format_size(one.limit_bytes) if one.limit_bytes else "-",
             format_size(one.held_bytes),

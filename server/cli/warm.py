@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from server.cli import reaching
+from server.cli.salts import salt_options
 
 if TYPE_CHECKING:
     from protocol.messages import Body, WarmStatusReply
@@ -70,7 +71,7 @@ FINGERPRINT_DIGITS = 32
     show_default=True,
     help="Likewise: blocks stored under one key.",
 )
-@click.option("--salt", metavar="TEXT", help="The prompts' cache salt, if they have one.")
+@salt_options("The prompts' cache salt, if they have one.")
 @click.option(
     "--wait",
     "wait_s",

@@ -19,10 +19,11 @@ from server.core.config import SECOND_NS
 from server.core.effects import KeepQuotas
 from server.core.namespaces import Owner
 from server.core.outbox import Outbox
-from server.core.quotas import Quotas
+from server.core.quotas import Quotas, name_of
 from server.core.reclaim import Reclaimer
 from server.core.roster import Roster
 from server.core.tenantleaves import Whose
+from server.core.tierquotas import TierQuotas
 
 LANE = "quotas"
 AGAIN_NS = SECOND_NS
@@ -37,6 +38,7 @@ class Allotment:
 
     Args:
         quotas: what is set.
+        below: the same for lower tiers.
         roster: namespaces.
         arena: evicts a salt's chunks.
         reclaimer: takes a namespace's extents.
@@ -49,6 +51,7 @@ class Allotment:
     def __init__(
         self,
         quotas: Quotas,
+        below: TierQuotas,
         roster: Roster,
         arena: Arena,
         reclaimer: Reclaimer,
@@ -58,6 +61,7 @@ class Allotment:
         fault: Callable[[Exception], None],
     ) -> None:
         self._quotas = quotas
+        quotas.below = below
         self._roster = roster
         self._arena = arena
         self._reclaimer = reclaimer
@@ -90,15 +94,16 @@ class Allotment:
         Returns:
             Why some of it could not be set, for the log.
         """
-        known = {(one.kind, one.tenant) for one in self._quotas.changes()}
+        known = {name_of(one) for one in self._quotas.changes()}
         refused = []
         for one in kept:
-            if (one.kind, one.tenant) in known:
+            if name_of(one) in known:
                 continue
             try:
                 self._quotas.change(one)
             except RequestError as error:
-                refused.append(f"{one.kind.name.lower()} {one.tenant.hex()}: {error}")
+                where = f" in {one.tier}" if one.tier else ""
+                refused.append(f"{one.kind.name.lower()} {one.tenant.hex()}{where}: {error}")
         return refused
 
     def enforce(self) -> None:

@@ -15,6 +15,7 @@ from protocol.messages import (
     Clear,
     Delete,
     Inspect,
+    InspectReply,
     Pin,
     Quotas,
     QuotasReply,
@@ -80,8 +81,7 @@ class OperatorHandlers:
         state = self._state
         if body.change is not None:
             state.allotment.change(body.change)
-        shares = {tier.name: tier.shares for tier in state.tiers.tiers}
-        rows = state.quotas.rows(state.roster.owners, shares)
+        rows = state.quotas.rows(state.roster.owners, state.tiers.tiers)
         return QuotasReply(arena_bytes=state.config.arena_bytes, quotas=rows)
 
     def _clear(self, process: Process, body: Clear, ticket: Ticket) -> None:
@@ -103,7 +103,20 @@ class OperatorHandlers:
         operations.delete(owner, body.keys, ticket)
 
     def _inspect(self, process: Process, body: Inspect, ticket: Ticket) -> Body | None:
-        return self._of_held(body, ticket, lambda _, match: ChunkCountReply(chunks=match.count))
+        state = self._state
+
+        def answer(owner: Owner, match: Match) -> Body | None:
+            if not body.tiers:
+                return InspectReply(chunks=match.count)
+            self._desk.wait(ticket)
+
+            def told(found: dict[str, int]) -> None:
+                state.outbox.reply(ticket, InspectReply(chunks=match.count, tiers=found))
+
+            state.holding.ask(owner, body.keys, ticket.deadline_ns, told)
+            return None
+
+        return self._of_held(body, ticket, answer)
 
     def _pin(self, process: Process, body: Pin, ticket: Ticket) -> Body | None:
         state = self._state
@@ -114,9 +127,12 @@ class OperatorHandlers:
         return self._of_held(body, ticket, pinned)
 
     def _of_held(
-        self, body: Inspect | Pin, ticket: Ticket, answer: Callable[[Owner, Match], Body]
+        self, body: Inspect | Pin, ticket: Ticket, answer: Callable[[Owner, Match], Body | None]
     ) -> Body | None:
-        """Answers from what is held of a prefix, at once or after a walk in slices."""
+        """Answers from what is held of a prefix, at once or after a walk in slices.
+
+        An answer of None is given later.
+        """
         state = self._state
         check_keys(body.keys, 0)
         owner = state.operations.owner(body.fingerprint)
@@ -125,7 +141,9 @@ class OperatorHandlers:
             return answer(owner, match)
 
         def found(match: Match) -> None:
-            state.outbox.reply(ticket, answer(owner, match))
+            reply = answer(owner, match)
+            if reply is not None:
+                state.outbox.reply(ticket, reply)
 
         self._desk.sliced(ticket, LANE, state.lookups.find_held(owner, body.keys, found))
         return None

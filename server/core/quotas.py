@@ -7,7 +7,7 @@ is made, files, messages' frames. Runs in: the loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from server.core.accounts import MAX_ACCOUNTS, Accounts, node_bytes
 from server.core.extents import Extent
 from server.core.namespaces import Owner
 from server.core.slots import HELD
+from server.core.tierquotas import TierQuotas, held
+from server.core.tiers.tier import Tier
 
 LOOK_SLOTS = 1 << 14
 """Slots that are looked at before a hit among them ends the look."""
@@ -41,6 +43,11 @@ class Quota:
 NO_QUOTA = Quota(0, 0)
 
 
+def name_of(change: QuotaChange) -> tuple[TenantKind, bytes, str]:
+    """Of what a change says something: of each such thing there is one quota."""
+    return change.kind, change.tenant, change.tier
+
+
 class Quotas:
     """Every tenant's quota.
 
@@ -51,9 +58,11 @@ class Quotas:
     Attributes:
         namespaces: those of namespaces, whether anything of them is held or not.
         accounts: what salts hold.
+        below: those of lower tiers; None without any such tier.
     """
 
     def __init__(self, arena_bytes: int, accounts: Accounts) -> None:
+        self.below: TierQuotas | None = None
         self._arena_bytes = arena_bytes
         self.namespaces: dict[Fingerprint, Quota] = {}
         self.accounts = accounts
@@ -72,11 +81,14 @@ class Quotas:
         if change.kind is TenantKind.SALT and not any(change.tenant):
             # The records of all that no tenant stored say so: it would be charged with them.
             raise RequestError(ErrorCode.INVALID_ARGUMENT, "16 zero bytes are no salt's digest")
-        known = {(one.kind, one.tenant): one for one in self.changes()}
-        before = known.pop((change.kind, change.tenant), None)
+        known = {name_of(one): one for one in self.changes()}
+        before = known.pop(name_of(change), None)
         if change.floor_bytes or change.limit_bytes:
             self._check(change, known.values())
-        elif before is None:
+        if change.tier:
+            self._change_below(change)
+            return
+        if before is None and not change.floor_bytes and not change.limit_bytes:
             return
         if change.kind is TenantKind.SALT:
             account = self.accounts.open(change.tenant)
@@ -88,26 +100,31 @@ class Quotas:
             self.namespaces[name] = Quota(change.floor_bytes, change.limit_bytes)
 
     def _check(self, change: QuotaChange, others: Iterable[QuotaChange]) -> None:
-        floors = [one.floor_bytes for one in others]
+        known = list(others)
+        floors = [one.floor_bytes for one in known if not one.tier]
         if 0 < change.limit_bytes < change.floor_bytes:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
                 f"a limit of {change.limit_bytes} bytes is below the floor of {change.floor_bytes}",
             )
-        if sum(floors) + change.floor_bytes > self._arena_bytes:
+        if not change.tier and sum(floors) + change.floor_bytes > self._arena_bytes:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
                 f"L1 has {self._arena_bytes} bytes, and {sum(floors)} of them are others' floors: "
                 f"{max(0, self._arena_bytes - sum(floors))} are left",
                 left_bytes=max(0, self._arena_bytes - sum(floors)),
             )
-        if len(floors) >= MAX_QUOTAS:
-            raise RequestError(
-                ErrorCode.LIMIT_EXCEEDED, f"at most {MAX_QUOTAS} tenants have a quota"
-            )
+        if len(known) >= MAX_QUOTAS:
+            raise RequestError(ErrorCode.LIMIT_EXCEEDED, f"there are at most {MAX_QUOTAS} quotas")
+
+    def _change_below(self, change: QuotaChange) -> None:
+        if self.below is None:
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, "there are no lower tiers")
+        self.below.check(change)
+        self.below.change(change)
 
     def changes(self) -> list[QuotaChange]:
-        """All that is set, namespaces first, as changes that would set it anew."""
+        """All that is set, namespaces first, as changes that would set it anew; L1's first."""
         spaces = [
             QuotaChange(
                 kind=TenantKind.NAMESPACE,
@@ -127,16 +144,14 @@ class Quotas:
             for account in self.accounts.by_number.values()
             if account.floor_bytes or account.limit_bytes
         ]
-        return spaces + salts
+        return spaces + salts + (self.below.changes() if self.below is not None else [])
 
-    def rows(
-        self, owners: dict[Fingerprint, Owner], tiers: dict[str, dict[bytes, int]]
-    ) -> tuple[QuotaRow, ...]:
+    def rows(self, owners: dict[Fingerprint, Owner], tiers: Sequence[Tier]) -> tuple[QuotaRow, ...]:
         """All that is set, and what each tenant holds.
 
         Args:
             owners: namespaces that are known.
-            tiers: bytes by namespace, of tiers that count them, by name.
+            tiers: some of which count what tenants have there.
         """
 
         def held_bytes(change: QuotaChange) -> int:
@@ -145,20 +160,25 @@ class Quotas:
             owner = owners.get(Fingerprint(change.tenant))
             return owner.held_bytes if owner is not None else 0
 
-        return tuple(
-            QuotaRow(
-                kind=one.kind,
-                tenant=one.tenant,
-                floor_bytes=one.floor_bytes,
-                limit_bytes=one.limit_bytes,
-                held_bytes=held_bytes(one),
-                tier_bytes={
-                    name: shares[one.tenant]
-                    for name, shares in tiers.items()
-                    if one.kind is TenantKind.NAMESPACE and one.tenant in shares
-                },
-            )
-            for one in self.changes()
+        below = self.below.rows() if self.below is not None else []
+        return (
+            *(
+                QuotaRow(
+                    kind=one.kind,
+                    tenant=one.tenant,
+                    floor_bytes=one.floor_bytes,
+                    limit_bytes=one.limit_bytes,
+                    held_bytes=held_bytes(one),
+                    tier_bytes={
+                        tier.name: size
+                        for tier in tiers
+                        if (size := held(tier, one.kind, one.tenant)) is not None
+                    },
+                )
+                for one in self.changes()
+                if not one.tier
+            ),
+            *below,
         )
 
     # --- asking -----------------------------------------------------------------------------

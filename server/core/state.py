@@ -40,9 +40,11 @@ from server.core.reservations import Reservations
 from server.core.retirement import Retirement
 from server.core.roster import Roster
 from server.core.slots import SlotTable
+from server.core.tierquotas import TierQuotas
 from server.core.tiers.demotion import Demotion
 from server.core.tiers.forgetting import Forgetting
 from server.core.tiers.ghosts import Ghosts
+from server.core.tiers.holding import Holding
 from server.core.tiers.misses import Misses
 from server.core.tiers.prefetches import Prefetches
 from server.core.tiers.promotion import Promotion
@@ -121,6 +123,7 @@ class State:
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
         self.tiers = Tiers(config, self.timers, self.outbox)
+        self.holding = Holding(self.tiers, self.timers)
         self.forgetting = Forgetting(self.tiers, self.timers, self.outbox)
         self.ghosts = Ghosts()
         self.misses = Misses(self.outbox, self.ghosts)
@@ -227,6 +230,7 @@ class State:
         self.retirement = Retirement(config, self.timers, self.outbox, self.roster, self.operations)
         self.allotment = Allotment(
             self.quotas,
+            TierQuotas(self.tiers, self.timers),
             self.roster,
             self.arena,
             self.reclaimer,

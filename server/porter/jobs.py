@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.ids import ID_BYTES
-from server.core.tiers.parts import Status, pack_shares
+from server.core.tiers.parts import MAX_NAMES, Status, pack_names, pack_shares, unpack_quotas
 from server.porter.listing import LISTING, CannotListError, Listings
 from server.porter.memory import Memory
 from server.porter.notes import Warned
@@ -26,7 +26,7 @@ from server.porter.pace import Pace
 from server.porter.unreadable import Unreadable
 from server.porter.vault import Open, Vault
 from server.porter.wire import Answer, Command, Kind
-from server.tiers.interface import Moving, Name, Part, Tier, TierError, Touching
+from server.tiers.interface import Moving, Name, Part, Sharing, Tier, TierError, Touching
 
 _log = logging.getLogger("kvkeep.porter")
 
@@ -113,6 +113,8 @@ class Performer:
                 return Answer(kind, number, count=self._probe(command))
             if kind == Kind.HEALTH:
                 return self._health(command)
+            if kind == Kind.OF_SALT:
+                return Answer(kind, number, statuses=self._of_salt(command))
             if kind == Kind.TOUCH:
                 return Answer(kind, number, statuses=self._touch(command))
             if kind in LISTING:
@@ -121,6 +123,9 @@ class Performer:
             if kind == Kind.KEEP:
                 with self._calling(CALL_S):
                     self._listings.keep(command)
+            elif kind == Kind.QUOTAS:
+                with self._calling(FORGET_S):
+                    self._sharing().trim()
             else:
                 self._forget(command)
             return Answer(kind, number)
@@ -244,6 +249,24 @@ class Performer:
             else:
                 self._tier.delete(_names(command.fingerprint, _keys(command), command.shards))
 
+    def set_quotas(self, command: Command) -> None:
+        """Sets a tier's quotas at once, so that they hold for whatever is put after it was told.
+
+        Raises:
+            TierError: it keeps none, as its settings should have said.
+        """
+        self._sharing().set_quotas(unpack_quotas(command.text))
+
+    def _of_salt(self, command: Command) -> bytes:
+        with self._calling(CALL_S):
+            most = min(command.shards, MAX_NAMES)
+            return pack_names(self._sharing().of_salt(command.fingerprint, most))
+
+    def _sharing(self) -> Sharing:
+        if not isinstance(self._tier, Sharing):
+            raise TierError("this tier does not know whose its values are")
+        return self._tier
+
     def _health(self, command: Command) -> Answer:
         with self._calling(CALL_S):
             health = self._tier.health()
@@ -255,7 +278,7 @@ class Performer:
             error=None if health.ok else health.note or "it says that it is not well",
             used_bytes=max(0, health.used_bytes),
             capacity_bytes=max(0, health.capacity_bytes),
-            statuses=pack_shares(health.shares),
+            statuses=pack_shares(health.shares, health.salts),
         )
 
 

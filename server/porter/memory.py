@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES
 from server.copier.mappings import Mapping, Mappings
 from server.porter.wire import Command
 from server.tiers.interface import HEADER_BYTES, Name, Part, Tier
@@ -132,12 +133,27 @@ class Memory:
             payload_bytes=length,
             address=mapping.view.ctypes.data + offset,
             heat=int(row["heat"]),
+            salt=_salt(mapping, row, offset),
         )
 
     def _place(self, number: int) -> tuple[int, int]:
         """Address and length of an extent, zeros for one that is not mapped."""
         mapping = self._mappings.extent(number)
         return (0, 0) if mapping is None else (mapping.view.ctypes.data, mapping.view.size)
+
+
+def _salt(mapping: Mapping, row: np.void, offset: int) -> bytes:
+    """Under which salt a slot's chunk was stored first, as its record says; empty for none.
+
+    The slot is pinned while it is written to a tier, so nobody changes its record.
+    """
+    slot = (offset - mapping.first_byte) // int(row["room"])
+    begin = RECORDS_OFFSET_BYTES + slot * RECORD_DTYPE.itemsize
+    if begin + RECORD_DTYPE.itemsize > mapping.first_byte:
+        return b""
+    record = mapping.view[begin : begin + RECORD_DTYPE.itemsize].view(RECORD_DTYPE)[0]
+    salt = record["tenant"].tobytes()
+    return salt if record["key"] == row["key"] and any(salt) else b""
 
 
 def _fits(mapping: Mapping, offset: int, length: int, room: int) -> bool:

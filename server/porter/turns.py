@@ -16,8 +16,10 @@ from server.porter.wire import Command, Kind
 
 ASKING = frozenset({Kind.PROBE, Kind.HEALTH})
 FORGETTING = frozenset({Kind.DROP, Kind.CLEAR})
-READING = frozenset({Kind.GET, Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT})
-WRITING = frozenset({Kind.PUT, Kind.KEEP, Kind.TOUCH})
+READING = frozenset(
+    {Kind.GET, Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT, Kind.OF_SALT}
+)
+WRITING = frozenset({Kind.PUT, Kind.KEEP, Kind.TOUCH, Kind.QUOTAS})
 
 GETS_IN_A_ROW = 16
 """Gets that go before a put that waits."""

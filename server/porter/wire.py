@@ -9,12 +9,14 @@ Packets of the main process: ``kind u8, padding u8[3], count u32, number u64, si
 offset_bytes u64, fingerprint 16`` and then, for GET and PUT, PART_DTYPE[count]; for PROBE, DROP
 and TOUCH, ``first u32, shards u32`` (which parts of each chunk are meant) and keys, 16 bytes each,
 in the order of the chain; for HOTTEST the same without keys (the part that stands for a chunk, most
-chunks wanted); for CONFIGURE, JSON in UTF-8; for KEEP, what a namespace is. Of the porter: ``kind
-u8, failed u8, padding u16, count u32, number u64, used_bytes u64, capacity_bytes u64``, then for
-GET, PUT and TOUCH a status byte for each part (of TOUCH those of the first chunk in front), for
-NAMESPACES fingerprints, for NAMESPACE what it is, for HOTTEST and NEXT ``total u32, more u32``
-(chunks in the list; whether others follow) and then the key of a chunk and that of its parent, 16
-bytes each, parents first; else an error text in UTF-8 when it failed.
+chunks wanted), and for OF_SALT (0, most values wanted; its fingerprint is the salt's digest); for
+CONFIGURE, JSON in UTF-8; for KEEP, what a namespace is; for QUOTAS, what ``pack_quotas`` made. Of
+the porter: ``kind u8, failed u8, padding u16, count u32, number u64, used_bytes u64, capacity_bytes
+u64``, then for GET, PUT and TOUCH a status byte for each part (of TOUCH those of the first chunk in
+front), for NAMESPACES fingerprints, for NAMESPACE what it is, for HOTTEST and NEXT ``total u32,
+more u32`` (chunks in the list; whether others follow) and then the key of a chunk and that of its
+parent, 16 bytes each, parents first, for OF_SALT what ``pack_names`` made; else an error text in
+UTF-8 when it failed.
 """
 
 from __future__ import annotations
@@ -64,9 +66,11 @@ class Kind(IntEnum):
     HOTTEST = 14
     NEXT = 15
     TOUCH = 16
+    QUOTAS = 17
+    OF_SALT = 18
 
 
-_OF_SHARDS = frozenset({Kind.PROBE, Kind.DROP, Kind.HOTTEST, Kind.TOUCH})
+_OF_SHARDS = frozenset({Kind.PROBE, Kind.DROP, Kind.HOTTEST, Kind.TOUCH, Kind.OF_SALT})
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,9 @@ class Command:
         parts: PART_DTYPE[n] of GET and PUT.
         keys: 16 bytes each, of PROBE, DROP and TOUCH.
         shards: of PROBE, DROP and TOUCH: so many parts of each chunk are meant; of HOTTEST: most
-            chunks.
+            chunks; of OF_SALT: most values.
         first: the first of them.
-        text: JSON of CONFIGURE; of KEEP what the namespace is.
+        text: JSON of CONFIGURE; of KEEP what the namespace is; of QUOTAS all of them.
     """
 
     kind: Kind
@@ -178,6 +182,7 @@ def unpack_command(packet: bytes) -> Command:
         Kind.DROP: _SHARDS.size + count * ID_BYTES,
         Kind.HOTTEST: _SHARDS.size + count * ID_BYTES,
         Kind.TOUCH: _SHARDS.size + count * ID_BYTES,
+        Kind.OF_SALT: _SHARDS.size + count * ID_BYTES,
     }
     if len(tail) != lengths.get(command, count):
         raise ValueError(f"a command {command.name} of {len(packet)} bytes with {count} parts")

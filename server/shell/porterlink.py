@@ -104,6 +104,8 @@ def _command(job: Job) -> Command:
         return Command(Kind.HEALTH, job.job)
     if isinstance(job, fx.TierKeep):
         return Command(Kind.KEEP, job.job, fingerprint=job.fingerprint, text=job.text)
+    if isinstance(job, fx.TierAllot):
+        return Command(Kind.QUOTAS, job.job, text=job.quotas)
     if isinstance(job, fx.TierList):
         kind = Kind[job.what.name]
         space, most = job.fingerprint, job.most

@@ -23,6 +23,7 @@ _DONE = frozenset(
     {
         *(Kind.GET, Kind.PUT, Kind.DROP, Kind.CLEAR, Kind.KEEP, Kind.TOUCH),
         *(Kind.NAMESPACES, Kind.NAMESPACE, Kind.HOTTEST, Kind.NEXT),
+        *(Kind.QUOTAS, Kind.OF_SALT),
     }
 )
 
@@ -52,7 +53,7 @@ class TierActions:
         self._complaints = complaints
         kinds = (
             *(fx.TierProbe, fx.TierGet, fx.TierPut, fx.TierDrop),
-            *(fx.TierHealth, fx.TierKeep, fx.TierList, fx.TierTouch),
+            *(fx.TierHealth, fx.TierKeep, fx.TierList, fx.TierTouch, fx.TierAllot),
         )
         self.performers: dict[type[Any], Callable[[Any], None]] = dict.fromkeys(kinds, self._start)
         self.appliers: dict[type[Any], Callable[[Any, int], None]] = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status
 
 __all__ = [
     "HEADER_BYTES",
@@ -21,6 +21,8 @@ __all__ = [
     "Moving",
     "Name",
     "Part",
+    "Share",
+    "Sharing",
     "Status",
     "Tier",
     "TierError",
@@ -57,6 +59,7 @@ class Part:
         payload_bytes: leading bytes of ``room`` that are the value.
         address: of ``room``'s first byte.
         heat: how often the chunk was used so far, as far as the server knows; for a put.
+        salt: digest of the salt under which it was stored first, or empty; for a put.
     """
 
     name: Name
@@ -65,6 +68,7 @@ class Part:
     payload_bytes: int
     address: int
     heat: int = 0
+    salt: bytes = b""
 
     @property
     def payload(self) -> memoryview:
@@ -83,6 +87,7 @@ class Health:
         note: one line for people, without secrets.
         shares: fingerprints of namespaces and the bytes that each takes, where that is counted; the
             fullest come first.
+        salts: digests of salts that have a quota, and the same.
         warning: of one that serves: why it may be of little use; the log has it at once, and again
             now and then while it stays so. Without secrets.
     """
@@ -92,6 +97,7 @@ class Health:
     capacity_bytes: int = 0
     note: str = ""
     shares: tuple[tuple[bytes, int], ...] = ()
+    salts: tuple[tuple[bytes, int], ...] = ()
     warning: str = ""
 
 
@@ -175,6 +181,35 @@ class Touching(Protocol):
 
         Returns:
             OK, ABSENT, or ERROR where it cannot be told.
+        """
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A tier that knows whose its values are, and keeps quotas."""
+
+    def set_quotas(self, quotas: Sequence[Share]) -> None:
+        """Sets all quotas anew; what is put from now on keeps to them. Quick.
+
+        Args:
+            quotas: of each tenant one.
+        """
+        ...
+
+    def trim(self) -> None:
+        """Forgets of tenants above their limit what they used longest ago."""
+        ...
+
+    def of_salt(self, salt: bytes, most: int) -> list[Name]:
+        """Values that were stored first under a salt, of any namespace.
+
+        Args:
+            salt: digest of it.
+            most: names wanted, at most.
+
+        Raises:
+            OSError: nobody knows.
         """
         ...
 

@@ -206,7 +206,8 @@ class Watch:
             told = self._if_known(
                 "quotas", lambda: asks.expect(Quotas(), QuotasReply, _left_s(end_s))
             )
-            quotas = () if told is None else told.quotas
+            # Those of lower tiers are told by `kvkeep quota list` alone.
+            quotas = () if told is None else tuple(one for one in told.quotas if not one.tier)
             values = asks.stats(_left_s(end_s))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next question may be answered
             why = asking.reason(error, self._side_path) or type(error).__name__

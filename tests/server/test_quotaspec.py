@@ -20,6 +20,14 @@ def test_each_form() -> None:
     assert parse_all([]) == ()
 
 
+def test_of_a_lower_tier() -> None:
+    name = f"salt/{SALT.hex()}"
+    here, there = parse_all([f"{name}=1G", f"{name}=1G:2G@disk"])
+    assert (here.tier, there.tier, there.limit_bytes) == ("", "disk", 2 << 30)
+    with pytest.raises(ConfigError, match="each tenant once"):
+        parse_all([f"{name}=1G@disk", f"{name}=2G@disk"])
+
+
 def test_a_name_reads_as_it_is_written() -> None:
     for kind in TenantKind:
         assert parse_tenant(tenant_name(kind, SALT)) == (kind, SALT)
@@ -35,6 +43,7 @@ def test_a_name_reads_as_it_is_written() -> None:
         (f"salt/{SPACE.hex()}=", "number of bytes"),
         (f"salt/{SPACE.hex()}=2G:x", "number of bytes"),
         (f"salt/{SPACE.hex()}=2G:1G", "no less than the floor"),
+        (f"salt/{SPACE.hex()}=1G@", "@TIER"),
         (f"salt/{SPACE.hex()}=0:0", "no less than the floor"),
     ],
 )

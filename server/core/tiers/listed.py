@@ -23,6 +23,7 @@ class Listed(IntEnum):
     NAMESPACE = 1
     HOTTEST = 2
     NEXT = 3
+    OF_SALT = 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,20 @@ class TierKeep:
     job: JobId
     fingerprint: Fingerprint
     text: bytes
+
+
+@dataclass(frozen=True)
+class TierAllot:
+    """Tell a tier what quotas there are from now on; answered by ``Core.tier_done``.
+
+    Attributes:
+        tier, job: as for TierPut.
+        quotas: as ``server.core.tiers.parts.pack_quotas`` makes them; all of them.
+    """
+
+    tier: TierId
+    job: JobId
+    quotas: bytes
 
 
 @dataclass(frozen=True)
@@ -67,13 +82,14 @@ class TierList:
 
     NAMESPACES: fingerprints. NAMESPACE: the description of one, or empty. HOTTEST, and NEXT after
     it: ``total u32, more u32``, then for each chunk its key and that of its parent (zeros at a
-    chain's start), parents before what continues them.
+    chain's start), parents before what continues them. OF_SALT: values, as
+    ``server.core.tiers.parts.unpack_names`` reads them.
 
     Attributes:
         tier: which.
         job: number of the question.
-        what: see above; the fingerprint of NAMESPACES is zeros.
-        shard, most: of HOTTEST: the part that stands for a chunk; chunks wanted.
+        what: see above; the fingerprint of NAMESPACES is zeros, that of OF_SALT the salt's digest.
+        shard, most: of HOTTEST: the part that stands for a chunk; chunks wanted. Of OF_SALT values.
     """
 
     tier: TierId
@@ -84,4 +100,4 @@ class TierList:
     most: int = 0
 
 
-Asked = TierKeep | TierTouch | TierList
+Asked = TierKeep | TierAllot | TierTouch | TierList

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from server.core.config import MIB, SECOND_NS, TierConfig
 from server.core.effects import (
     Asked,
     JobId,
+    TierAllot,
     TierDrop,
     TierGet,
     TierHealth,
@@ -35,6 +35,7 @@ from server.core.effects import (
 from server.core.outbox import Outbox
 from server.core.tiers.breaker import Breaker
 from server.core.tiers.fairness import FairQueue
+from server.core.tiers.job import Job, Over
 from server.core.tiers.listed import Listed
 from server.core.tiers.parts import MAX_TEXT_BYTES, Status
 
@@ -57,37 +58,7 @@ MAX_DROPS = 64
 MAX_KNOWN = 4096
 """Namespaces of which it is known that a tier was told what they are; the next one begins anew."""
 
-Over = Callable[[bytes | None, int], None]
-"""Told the statuses, None for an error of the whole, and a probe's count."""
-
-
-@dataclass
-class Job:
-    """One question.
-
-    Attributes:
-        effect: as it is sent.
-        over: called once, when it is answered or never will be.
-        num_bytes: of values.
-        begun_ns: when it was sent, 0 before.
-        flow: of a read: who waits for it.
-    """
-
-    effect: TierProbe | TierGet | TierPut | TierDrop | TierHealth | Asked
-    over: Over
-    num_bytes: int = 0
-    begun_ns: int = 0
-    flow: Hashable = None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether somebody waits for it."""
-        return isinstance(self.effect, TierGet | TierProbe)
-
-    @property
-    def touches_memory(self) -> bool:
-        """Whether it uses slots of the arena."""
-        return isinstance(self.effect, TierGet | TierPut)
+_COUNTED = (Status.ABSENT, Status.CORRUPT, Status.NO_ROOM, Status.LOCKED, Status.OVER)
 
 
 class Tier:
@@ -116,6 +87,8 @@ class Tier:
         used_bytes: as it last said, advisory.
         capacity_bytes: likewise, 0 for unknown.
         shares: bytes by namespace, where the tier counts them.
+        salts: bytes of salts that have a quota there, likewise.
+        shared_bytes: what floors there may add up to; 0 where it keeps no quotas.
         carried_bytes: read and written since the server began.
         changed: called after it became open, or stopped being open.
     """
@@ -154,6 +127,8 @@ class Tier:
         self.used_bytes = 0
         self.capacity_bytes = 0
         self.shares: dict[bytes, int] = {}
+        self.salts: dict[bytes, int] = {}
+        self.shared_bytes = config.shared_bytes
         self.carried_bytes = 0
         self.changed: Callable[[Tier], None] = lambda tier: None
 
@@ -246,6 +221,13 @@ class Tier:
             over(None, 0)
             return
         self._send(Job(TierList(self.number, self._job(), what, fingerprint, shard, most), over))
+
+    def allot(self, quotas: bytes, over: Over) -> None:
+        """Tells what quotas hold for what is written from now on."""
+        if not self.is_open:
+            over(None, 0)
+            return
+        self._send(Job(TierAllot(self.number, self._job(), quotas), over))
 
     def cancel_puts(self, fingerprint: Fingerprint) -> None:
         """Ends a namespace's writes that still wait for their turn."""
@@ -366,7 +348,7 @@ class Tier:
         lengths = effect.parts["length"]
         if any(statuses):
             lengths = lengths[np.frombuffer(statuses, np.uint8) == Status.OK]
-            for status in (Status.ABSENT, Status.CORRUPT, Status.NO_ROOM, Status.LOCKED):
+            for status in _COUNTED:
                 self.count(status.name.lower(), statuses.count(status))
             self.count("errors", statuses.count(Status.ERROR))
         num_bytes = int(lengths.sum(dtype=np.int64))

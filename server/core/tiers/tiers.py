@@ -276,13 +276,14 @@ class Tiers:
         used_bytes: int,
         capacity_bytes: int,
         shares: dict[bytes, int],
+        salts: dict[bytes, int],
     ) -> None:
         """TierHealth was answered."""
         for tier in self.tiers:
             if job in tier.flying:
                 tier.checked(job, is_well, used_bytes, capacity_bytes)
                 if is_well:
-                    tier.shares = shares
+                    tier.shares, tier.salts = shares, salts
                 return
 
     def moves(self, number: TierId) -> None:

@@ -371,6 +371,13 @@ class Writer:
             self._pause()
         if entry.is_cleared:
             return
+        refused = statuses == Status.OVER
+        if refused.any():
+            # Its tenant's quota: another try now would end as this one did.
+            self.tier.count("puts_dropped", len(set(flight.nodes[refused].tolist())))
+            bad &= ~refused
+            if not bad.any():
+                return
         nodes = list(dict.fromkeys(flight.nodes[bad].tolist()))
         lives = dict(zip(flight.nodes.tolist(), flight.lives.tolist(), strict=True))
         again = Entry(

@@ -10,33 +10,33 @@ for no system call.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from heapq import nlargest
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protocol.ids import ID_BYTES
-from server.core.tiers.parts import MAX_SHARES
+from server.core.tiers.parts import Share
+from server.tiers.disk.contents import Contents
 from server.tiers.disk.entries import Entry
 from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
+from server.tiers.disk.shares import NOBODY, Tenant, Whose
+from server.tiers.disk.victims import Found, Victim, choose, find
 
 MAX_TOUCHED = 65_536
 """Values whose last use is noted for the index file; further ones keep the one it has."""
 
-VICTIMS_SHARE = 64
-"""A 64th of the slots of one size is chosen at a time, so that choosing costs little for each."""
+MAX_CHOICES = 64
+"""Who has a floor of its own has victims of its own: for so many of them they are kept."""
 
 _SLOT_BITS = 24
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MAX_USES = (1 << 32) - 1
 _HELD_NAMES = 256
+_NEVER = (1 << 64) - 1
 
 
 class Place(NamedTuple):
@@ -45,6 +45,8 @@ class Place(NamedTuple):
     segment: Segment
     slot: int
 
+
+Chosen = tuple[Tenant, ...]
 
 Note = Callable[[bytes, Entry | None], None]
 """Told under the lock of each value that came, changed, or, with None, went."""
@@ -56,21 +58,19 @@ class SizeClass:
 
     Attributes:
         segments: all of them.
-        victims: slots to evict next, with the stamp they had when they were chosen.
+        victims: slots to evict next, for those with the same floors of their own.
     """
 
     segments: list[Segment] = field(default_factory=list)
-    victims: deque[tuple[Segment, int, int]] = field(default_factory=deque)
+    victims: OrderedDict[Chosen, deque[Victim]] = field(default_factory=OrderedDict)
 
 
-class Catalog:
+class Catalog(Contents):
     """All slots of a slab.
 
     Attributes:
-        segments: by number.
         count: values.
         used_bytes: slots' bytes of all values.
-        bytes_of: the same by namespace, by fingerprint.
     """
 
     def __init__(self, age_bytes: int, max_values: int, note: Note) -> None:
@@ -81,15 +81,13 @@ class Catalog:
             max_values: most that may be there.
             note: see ``Note``.
         """
-        self.lock = threading.RLock()
-        self.segments: dict[int, Segment] = {}
+        super().__init__(age_bytes)
         self.count = 0
         self.used_bytes = 0
-        self.bytes_of: dict[bytes, int] = {}
+        self._own: dict[Tenant, deque[Victim]] = {}
         self._classes: dict[int, SizeClass] = {}
         self._found = NameTable(self._name_at)
         self._clock = 1
-        self._span = age_bytes
         self._max_values = max_values
         self._note = note
         self._touched: set[int] = set()
@@ -112,9 +110,9 @@ class Catalog:
             self._found.add_all(rows[slots].tobytes(), NAME_BYTES, places)
             self.count += segment.used
             self.used_bytes += segment.used * segment.slot_bytes
-            spaces = np.ascontiguousarray(rows[slots, :ID_BYTES]).view(f"V{ID_BYTES}")
-            for space, count in Counter(spaces.ravel().tolist()).items():
-                self._account(space, count * segment.slot_bytes)
+            groups, counts = np.unique(segment.groups[slots], return_counts=True)
+            for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+                self.shares.count(group, count, count * segment.slot_bytes)
             self._clock = max(self._clock, int(segment.stamps.max()) + 1)
 
     def exist(self, names: list[bytes]) -> list[bool]:
@@ -137,40 +135,6 @@ class Catalog:
                     self._use(place, int(segment.uses[slot]) + 1)
             return place
 
-    def hottest(self, prefix: bytes, suffix: bytes, most: int) -> list[bytes]:
-        """Names of values, those used last first, and inside a span of ages those used most.
-
-        Args:
-            prefix: what a name begins with.
-            suffix: what it ends with.
-            most: names wanted, at most.
-        """
-        begin, end = (np.frombuffer(one, np.uint8) for one in (prefix, suffix))
-        found = [np.zeros((0, NAME_BYTES), np.uint8)]
-        stamps, uses = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
-        for segment in list(self.segments.values()):
-            with self.lock:
-                names = np.frombuffer(segment.names, np.uint8).reshape(-1, NAME_BYTES)
-                is_its = (names[:, : len(begin)] == begin).all(axis=1)
-                is_its &= (names[:, NAME_BYTES - len(end) :] == end).all(axis=1)
-                slots = np.flatnonzero(is_its & (segment.states == State.USED))
-                found.append(names[slots])
-                stamps.append(segment.stamps[slots])
-                uses.append(segment.uses[slots])
-        when = np.concatenate(stamps)
-        order = np.lexsort((when, np.concatenate(uses), when // np.uint64(self._span)))
-        return [name.tobytes() for name in np.concatenate(found)[order[::-1][:most]]]
-
-    def namespaces(self) -> set[bytes]:
-        """Fingerprints, 16 bytes each, of which there is any value."""
-        found: set[bytes] = set()
-        for segment in list(self.segments.values()):
-            with self.lock:
-                names = np.frombuffer(segment.names, np.uint8).reshape(-1, NAME_BYTES)
-                some = names[segment.states == State.USED, :ID_BYTES]
-            found.update(one.tobytes() for one in np.unique(some, axis=0))
-        return found
-
     def unpin(self, place: Place) -> None:
         """Ends what ``pin`` began."""
         segment, slot = place
@@ -190,7 +154,7 @@ class Catalog:
                 self._use(place, max(heat, int(place.segment.uses[place.slot])))
             return place is not None
 
-    def take(self, slot_bytes: int) -> Place | None:
+    def take(self, slot_bytes: int, taker: Whose) -> Place | None:
         """A free slot to write into, until ``publish`` or ``give_back``; None if there is none."""
         with self.lock:
             sized = self._classes.get(slot_bytes)
@@ -199,13 +163,16 @@ class Catalog:
             for segment in sized.segments:
                 if segment.has_free:
                     segment.busy += 1
-                    return Place(segment, segment.take())
+                    slot, group = segment.take(), self.shares.number(taker)
+                    segment.groups[slot] = group
+                    self.shares.reserve(group, slot_bytes)
+                    return Place(segment, slot)
         return None
 
     def give_back(self, place: Place) -> None:
         """The slot was not written whole."""
         with self.lock:
-            place.segment.busy -= 1
+            self._unreserve(place)
             place.segment.free(place.slot)
 
     def publish(self, name: bytes, place: Place, heat: int) -> None:
@@ -215,7 +182,9 @@ class Catalog:
                 self.give_back(place)
                 return
             segment, slot = place
-            segment.busy -= 1
+            group = int(segment.groups[slot])
+            self.shares.count(group, 1, segment.slot_bytes)
+            self._unreserve(place)
             segment.is_dirty = True
             segment.names[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name
             segment.states[slot] = State.USED
@@ -223,9 +192,13 @@ class Catalog:
             self._found.add(name, segment.number << _SLOT_BITS | slot)
             self.count += 1
             self.used_bytes += segment.slot_bytes
-            self._account(name[:ID_BYTES], segment.slot_bytes)
             self._stamp(place, heat)
             self._note(name, self._entry(place))
+
+    def _unreserve(self, place: Place) -> None:
+        segment, slot = place
+        segment.busy -= 1
+        self.shares.reserve(int(segment.groups[slot]), -segment.slot_bytes)
 
     def forget(self, name: bytes, place: Place | None = None) -> bool:
         """Takes a value out.
@@ -265,52 +238,96 @@ class Catalog:
                 gone += len(slots)
         return gone
 
-    def evict(self, slot_bytes: int) -> bool:
-        """Takes out the value of one slot length that goes first, of those that were chosen."""
+    def evict(self, slot_bytes: int, taker: Whose = NOBODY) -> bool:
+        """Takes out the value of one slot length that goes first, of those that were chosen.
+
+        Args:
+            slot_bytes: of the slot.
+            taker: who wants the room.
+        """
         with self.lock:
             sized = self._classes.get(slot_bytes)
-            while sized is not None and sized.victims:
-                segment, slot, stamp = sized.victims.popleft()
-                if self._is_victim(segment, slot, stamp):
-                    self._drop(Place(segment, slot))
-                    return True
-        return False
+            victims = sized.victims.get(self.shares.guarded_for(taker)) if sized else None
+            return victims is not None and self._evict_one(victims, taker)
 
-    def choose(self, slot_bytes: int) -> bool:
+    def choose(self, slot_bytes: int, taker: Whose = NOBODY) -> bool:
         """Chooses the values of one slot length that go next; False if none can."""
         with self.lock:
             sized = self._classes.get(slot_bytes)
             if sized is None:
                 return False
-            sized.victims = self._choose(sized)
-            return any(self._is_victim(*victim) for victim in sized.victims)
+            victims = choose(self._find(sized, taker))
+            sized.victims[self.shares.guarded_for(taker)] = victims
+            while len(sized.victims) > MAX_CHOICES:
+                sized.victims.popitem(last=False)
+            return any(self._may_go(victim, taker) for victim in victims)
 
-    def coldest(self, slot_bytes: int) -> Segment | None:
+    def evict_own(self, tenant: Tenant, taker: Whose) -> bool:
+        """Takes out the value of a tenant that goes first, of any length; False if none can."""
+        with self.lock:
+            for is_chosen in (False, True):
+                if is_chosen:
+                    found = find([*self.segments.values()], self._span, self.shares, taker, tenant)
+                    self._own = {tenant: choose(found)}
+                if self._evict_one(self._own.get(tenant, deque()), taker):
+                    return True
+        return False
+
+    def _evict_one(self, victims: deque[Victim], taker: Whose) -> bool:
+        while victims:
+            victim = victims.popleft()
+            if self._may_go(victim, taker):
+                self._drop(Place(victim.segment, victim.slot))
+                return True
+        return False
+
+    def _may_go(self, victim: Victim, taker: Whose) -> bool:
+        segment = victim.segment
+        return (
+            self.segments.get(segment.number) is segment
+            and victim.is_as_chosen
+            and self.shares.may_lose(int(segment.groups[victim.slot]), segment.slot_bytes, taker)
+        )
+
+    def _find(self, sized: SizeClass, taker: Whose) -> Found:
+        return find(sized.segments, self._span, self.shares, taker)
+
+    def coldest(self, slot_bytes: int, taker: Whose = NOBODY) -> Segment | None:
         """The segment of other slots that may go for slots of this length.
 
         Returns:
-            The one used longest ago on average, if that is before anything of this length was, or
-            if there is nothing of this length to evict; never one that is in use this moment.
+            The one used longest ago on average, if that is before anything of this length was that
+            may go, or if there is none; never one that is in use this moment, or holds what a
+            quota keeps.
         """
         with self.lock:
             own = self._classes.get(slot_bytes)
             others = [
-                s for s in self.segments.values() if s.slot_bytes != slot_bytes and not s.busy
+                (self._mean_stamp(segment), segment.number)
+                for segment in self.segments.values()
+                if segment.slot_bytes != slot_bytes and not segment.busy
             ]
             if not others:
                 return None
-            ages = [self._mean_stamp(segment) for segment in others]
-            coldest = min(range(len(others)), key=ages.__getitem__)
-            stamps = [s.stamps[s.states == State.USED] for s in own.segments] if own else []
-            oldest = [int(some.min()) for some in stamps if len(some)]
-            if oldest and ages[coldest] >= min(oldest):
-                return None
-            return others[coldest]
+            oldest = int(self._find(own, taker).stamps.min(initial=_NEVER)) if own else _NEVER
+            for age, number in sorted(others):
+                segment = self.segments[number]
+                if oldest != _NEVER and age >= oldest:
+                    return None
+                if self._may_lose_all(segment, taker):
+                    return segment
+            return None
 
-    def remove(self, segment: Segment) -> bool:
+    def _may_lose_all(self, segment: Segment, taker: Whose) -> bool:
+        groups = segment.groups[segment.states == State.USED]
+        return self.shares.may_lose_all(groups, segment.slot_bytes, taker)
+
+    def remove(self, segment: Segment, taker: Whose = NOBODY) -> bool:
         """Takes a segment out with all that is in it; False when it is in use, or was taken out."""
         with self.lock:
             if segment.busy or self.segments.get(segment.number) is not segment:
+                return False
+            if not self._may_lose_all(segment, taker):
                 return False
             for slot in np.flatnonzero(segment.states == State.USED).tolist():
                 self._drop(Place(segment, slot))
@@ -382,58 +399,20 @@ class Catalog:
         segment.used -= 1
         self.count -= 1
         self.used_bytes -= segment.slot_bytes
-        self._account(name[:ID_BYTES], -segment.slot_bytes)
+        self.shares.count(int(segment.groups[slot]), -1, -segment.slot_bytes)
         if slot in segment.pins:
             segment.states[slot] = State.DOOMED
         else:
             segment.free(slot)
         self._note(name, None)
 
-    def _account(self, space: bytes, num_bytes: int) -> None:
-        left = self.bytes_of.get(space, 0) + num_bytes
-        if left:
-            self.bytes_of[space] = left
-        else:
-            del self.bytes_of[space]
-
-    def shares(self) -> tuple[tuple[bytes, int], ...]:
-        """Namespaces and their bytes, the fullest first."""
+    def set_quotas(self, quotas: Iterable[Share]) -> None:
+        """Sets all quotas anew; what was chosen to go is chosen again."""
         with self.lock:
-            return tuple(nlargest(MAX_SHARES, self.bytes_of.items(), key=lambda one: one[1]))
-
-    def _is_victim(self, segment: Segment, slot: int, stamp: int) -> bool:
-        return (
-            self.segments.get(segment.number) is segment
-            and segment.states[slot] == State.USED
-            and segment.stamps[slot] == stamp
-            and slot not in segment.pins
-        )
-
-    def _choose(self, sized: SizeClass) -> deque[tuple[Segment, int, int]]:
-        slots = [np.flatnonzero(s.states == State.USED) for s in sized.segments]
-        stamps = np.concatenate(
-            [s.stamps[one] for s, one in zip(sized.segments, slots, strict=True)]
-        )
-        owners = np.repeat(np.arange(len(slots)), [len(one) for one in slots])
-        flat = np.concatenate(slots)
-        if not len(flat):
-            return deque()
-        order = self._order(stamps)
-        # Those that are read this moment are among them and passed over: their number is small.
-        pinned = sum(len(s.pins) for s in sized.segments)
-        most = min(len(flat), max(1, len(flat) // VICTIMS_SHARE) + pinned)
-        first = np.argpartition(order, most - 1)[:most]
-        first = first[np.argsort(order[first])]
-        return deque(
-            (sized.segments[int(owners[at])], int(flat[at]), int(stamps[at]))
-            for at in first.tolist()
-        )
-
-    def _order(self, stamps: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Ranks: by span of age, inside one the latest first."""
-        span = np.uint64(self._span)
-        ranks: NDArray[np.uint64] = stamps // span * span + (span - np.uint64(1) - stamps % span)
-        return ranks
+            self.shares.set_quotas(quotas)
+            self._own = {}
+            for sized in self._classes.values():
+                sized.victims.clear()
 
     def _mean_stamp(self, segment: Segment) -> float:
         stamps = segment.stamps[segment.states == State.USED]
@@ -441,4 +420,6 @@ class Catalog:
 
     def _entry(self, place: Place) -> Entry:
         segment, slot = place
-        return Entry(segment.number, slot, int(segment.uses[slot]), int(segment.stamps[slot]))
+        uses, stamp = int(segment.uses[slot]), int(segment.stamps[slot])
+        salt = self.shares.whose[int(segment.groups[slot])].salt
+        return Entry(segment.number, slot, uses, stamp, salt)

@@ -16,9 +16,11 @@ class Entry(NamedTuple):
         slot: in that segment.
         uses: how often it was used.
         stamp: the catalog's clock at its last use.
+        salt: digest of the salt under which it was stored first, or empty.
     """
 
     segment: int
     slot: int
     uses: int
     stamp: int
+    salt: bytes = b""

@@ -18,11 +18,19 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.ids import ID_BYTES
 from server.tiers.disk.entries import Entry
 from server.tiers.disk.plan import NAME_BYTES
 
-FORMAT = b"kvkeep disk index 1"
-ENTRY_DTYPE = np.dtype([("segment", "<u4"), ("slot", "<u4"), ("uses", "<u4"), ("stamp", "<u8")])
+FORMAT = b"kvkeep disk index 2"
+FORMER = b"kvkeep disk index 1"
+"""Without salts; it is read, and written on as the one above."""
+
+_BARE = [("segment", "<u4"), ("slot", "<u4"), ("uses", "<u4"), ("stamp", "<u8")]
+ENTRY_DTYPE = np.dtype([*_BARE, ("salt", f"V{ID_BYTES}")])
+"""An entry without a salt is written without that field."""
+
+_BARE_BYTES = np.dtype(_BARE).itemsize
 
 Rows = tuple[NDArray[np.uint8], NDArray[np.void]]
 """Names uint8[n, NAME_BYTES] and ENTRY_DTYPE[n]."""
@@ -79,7 +87,7 @@ class Index:
             found = transaction.get(_FORMAT_KEY)
             if found is None and not transaction.stat()["entries"]:
                 transaction.put(_FORMAT_KEY, FORMAT)
-            elif found != FORMAT:
+            elif found not in (FORMAT, FORMER):
                 raise IndexUnusableError("its format is another")
 
     def rows(self) -> Iterator[Rows]:
@@ -125,7 +133,7 @@ class Index:
                 if entry is None:
                     transaction.delete(name)
                 else:
-                    transaction.put(name, np.array([entry], ENTRY_DTYPE).tobytes())
+                    transaction.put(name, packed(entry))
 
     def sync(self) -> None:
         """Returns when the last transaction is on the disk, too."""
@@ -136,10 +144,27 @@ class Index:
         self._environment.close()
 
 
+def packed(entry: Entry) -> bytes:
+    """As it stands in the file."""
+    row = np.array([(*entry[:4], entry.salt)], ENTRY_DTYPE).tobytes()
+    return row if entry.salt else row[:_BARE_BYTES]
+
+
+def unpacked(row: np.void) -> Entry:
+    """The entry of ENTRY_DTYPE."""
+    salt = row["salt"].tobytes()
+    segment, slot, uses, stamp = (int(row[name]) for name, _ in _BARE)
+    return Entry(segment, slot, uses, stamp, salt if any(salt) else b"")
+
+
 def _rows(items: Iterator[tuple[bytes, bytes]]) -> Iterator[Rows]:
     while some := list(islice(items, _ROWS)):
         names = [name for name, _ in some if name != _FORMAT_KEY]
-        entries = [entry for name, entry in some if name != _FORMAT_KEY]
+        entries = [
+            entry.ljust(ENTRY_DTYPE.itemsize, b"\0") if len(entry) == _BARE_BYTES else entry
+            for name, entry in some
+            if name != _FORMAT_KEY
+        ]
         if not _all_long(names, NAME_BYTES) or not _all_long(entries, ENTRY_DTYPE.itemsize):
             raise IndexUnusableError("an entry has another length")
         yield (

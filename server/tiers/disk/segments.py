@@ -1,7 +1,7 @@
 """One segment file and what is known of its slots.
 
 Purpose: fixed slots of one size, behind each other in one preallocated file. What is kept in
-memory is one row for each slot in a few arrays, 49 bytes, not an object. Must not know: which
+memory is one row for each slot in a few arrays, 53 bytes, not an object. Must not know: which
 segments there are, what to evict. Runs in: the porter; the catalog's lock guards it.
 """
 
@@ -45,6 +45,7 @@ class Segment:
         stamps: uint64[count], the clock at the last use.
         uses: uint32[count].
         states: uint8[count] of State.
+        groups: uint32[count], whose each is: see ``server.tiers.disk.shares``.
         pins: readers by slot, of slots that have any.
         busy: reads and writes under way; it is not removed before they are over.
         used: slots in the state USED.
@@ -61,6 +62,7 @@ class Segment:
     stamps: NDArray[np.uint64] = field(init=False)
     uses: NDArray[np.uint32] = field(init=False)
     states: NDArray[np.uint8] = field(init=False)
+    groups: NDArray[np.uint32] = field(init=False)
     pins: dict[int, int] = field(default_factory=dict)
     busy: int = 0
     used: int = 0
@@ -73,6 +75,7 @@ class Segment:
         self.stamps = np.zeros(self.count, np.uint64)
         self.uses = np.zeros(self.count, np.uint32)
         self.states = np.zeros(self.count, np.uint8)
+        self.groups = np.zeros(self.count, np.uint32)
 
     @property
     def length(self) -> int:
@@ -121,6 +124,7 @@ class Segment:
         names: NDArray[np.uint8],
         stamps: NDArray[np.uint64],
         uses: NDArray[np.uint32],
+        groups: NDArray[np.uint32],
     ) -> None:
         """Takes over what an index says, some of it at a time, before any slot is taken.
 
@@ -129,9 +133,11 @@ class Segment:
             names: uint8[n, NAME_BYTES].
             stamps: uint64[n].
             uses: uint32[n].
+            groups: uint32[n].
         """
         np.frombuffer(self.names, np.uint8).reshape(-1, NAME_BYTES)[slots] = names
         self.stamps[slots], self.uses[slots], self.states[slots] = stamps, uses, State.USED
+        self.groups[slots] = groups
         self.used += len(slots)
 
     def adopted(self) -> None:

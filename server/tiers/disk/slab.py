@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status
 from server.tiers.disk.catalog import Place
 from server.tiers.disk.described import Described
 from server.tiers.disk.files import (
@@ -30,6 +30,7 @@ from server.tiers.disk.files import (
     write_all,
 )
 from server.tiers.disk.plan import divide
+from server.tiers.disk.shares import whose
 from server.tiers.disk.store import Store
 from server.tiers.disk.troubles import Troubles
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, TierError
@@ -65,13 +66,16 @@ class SlabTier:
         self._state = threading.Condition()
         self._inside = 0
         self._look_s = 0.0
+        self._quotas: tuple[Share, ...] = ()
         self._store: Store | None = self._open()
 
     def _open(self) -> Store:
         try:
-            return Store(self._files, self._folder, self._plan, self._troubles)
+            store = Store(self._files, self._folder, self._plan, self._troubles)
         except OSError as error:
             raise TierError(f"{self._folder}: {error.strerror or error}") from None
+        store.catalog.set_quotas(self._quotas)
+        return store
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
         """See ``Tier``."""
@@ -125,7 +129,7 @@ class SlabTier:
         with self._entered() as store:
             note = "" if store is None else self._trouble(store)
             used = 0 if store is None else store.catalog.used_bytes
-            shares = () if store is None else store.catalog.shares()
+            shares, salts = ((), ()) if store is None else store.catalog.held()
         if store is None or note == _GONE:
             note = self._revive()
         self._look_s = 0.0
@@ -136,6 +140,7 @@ class SlabTier:
             capacity_bytes=self._plan.size_bytes,
             note="; ".join(filter(None, (note, counters))),
             shares=shares,
+            salts=salts,
             warning=shortage(self._files, self._folder, self._plan.size_bytes),
         )
 
@@ -148,6 +153,28 @@ class SlabTier:
     def close(self) -> None:
         """See ``Tier``. What was put is in the index afterwards."""
         self._leave()
+
+    # --- tenants --------------------------------------------------------------------------
+
+    def set_quotas(self, quotas: Sequence[Share]) -> None:
+        """See ``Sharing``."""
+        self._quotas = tuple(quotas)
+        with self._entered() as store:
+            if store is not None:
+                store.catalog.set_quotas(self._quotas)
+
+    def trim(self) -> None:
+        """See ``Sharing``."""
+        with self._entered() as store:
+            if store is not None:
+                store.space.trim()
+
+    def of_salt(self, salt: bytes, most: int) -> list[Name]:
+        """See ``Sharing``."""
+        with self._entered() as store:
+            if store is None:
+                raise OSError(errno.ENOENT, _GONE)
+            return [Name(*_NAME.unpack(one)) for one in store.catalog.of_salt(salt, most)]
 
     # --- what it has ----------------------------------------------------------------------
 
@@ -305,7 +332,8 @@ class SlabTier:
         name = _NAME.pack(*part.name)
         if store.catalog.touch(name, part.heat):
             return Status.OK
-        place = store.space.take(BLOCK_BYTES + blocks(len(part.room)))
+        taker = whose(name, part.salt)
+        place = store.space.take(BLOCK_BYTES + blocks(len(part.room)), taker)
         if isinstance(place, Status):
             return place
         is_written = False

@@ -18,6 +18,7 @@ from server.tiers.disk.catalog import Catalog, Place
 from server.tiers.disk.files import Files, status_of
 from server.tiers.disk.plan import Plan
 from server.tiers.disk.segments import MAX_SLOTS, Segment, create, file_name, reopen
+from server.tiers.disk.shares import Tenant, Whose, alone
 from server.tiers.disk.troubles import Troubles
 
 FULL_S = 30.0
@@ -115,42 +116,62 @@ class Space:
             self._catalog.add(segment)
         return removed
 
-    def take(self, slot_bytes: int) -> Place | Status:
+    def take(self, slot_bytes: int, taker: Whose) -> Place | Status:
         """A slot to write into.
 
         Args:
             slot_bytes: of the slot, a multiple of BLOCK_BYTES.
+            taker: whose value it will hold.
 
         Returns:
-            The slot, or why there is none: NO_ROOM, or ERROR when the folder is in trouble.
+            The slot, or why there is none: NO_ROOM; OVER where a quota leaves none; or ERROR when
+            the folder is in trouble.
         """
         for _ in range(_TRIES):
-            place = self._catalog.take(slot_bytes)
+            place = self._taken(slot_bytes, taker)
             if place is not None:
                 return place
             with self._growing:
-                place = self._catalog.take(slot_bytes)
+                place = self._taken(slot_bytes, taker)
                 if place is not None:
                     return place
-                status = self._make_way(slot_bytes)
+                status = self._make_way(slot_bytes, taker)
             if status is not Status.OK:
                 return status
         return Status.NO_ROOM
+
+    def trim(self) -> None:
+        """Takes out of tenants above their limit what goes first, until they are within it."""
+        for tenant in self._catalog.excess():
+            while tenant in self._catalog.excess() and self._evict_own(tenant, alone(tenant)):
+                pass
+
+    def _taken(self, slot_bytes: int, taker: Whose) -> Place | None:
+        with self._catalog.lock:
+            if self._catalog.shares.over(taker, slot_bytes) is not None:
+                return None
+            return self._catalog.take(slot_bytes, taker)
 
     def close(self) -> None:
         """Closes all files; nothing is read or written any more."""
         for segment in self._catalog.segments.values():
             self._files.close(segment.fd)
 
-    def _make_way(self, slot_bytes: int) -> Status:
+    def _make_way(self, slot_bytes: int, taker: Whose) -> Status:
+        tenant = self._catalog.shares.over(taker, slot_bytes)
+        if tenant is not None:
+            while self._catalog.shares.over(taker, slot_bytes) == tenant:
+                if not self._evict_own(tenant, taker):
+                    return Status.OVER
+            return Status.OK
         status = self._grow(slot_bytes)
         if status is not Status.NO_ROOM:
             return status
-        if self._evict(slot_bytes):
+        if self._evict(slot_bytes, taker):
             return Status.OK
         # All that were chosen are gone: time to look at the whole, which takes a while.
-        segment = self._catalog.coldest(slot_bytes)
-        if segment is not None and self._catalog.remove(segment):
+        segment = self._catalog.coldest(slot_bytes, taker)
+        if segment is not None and self._catalog.remove(segment, taker):
             self._files.close(segment.fd)
             self._unlink(segment.path)
             self._bytes -= segment.length
@@ -158,12 +179,19 @@ class Space:
             # It was not the file system that had no room.
             self._full_until_s = 0.0
             return Status.OK
-        if self._catalog.choose(slot_bytes) and self._evict(slot_bytes):
+        if self._catalog.choose(slot_bytes, taker) and self._evict(slot_bytes, taker):
             return Status.OK
-        return Status.NO_ROOM
+        # Others still may find room: their own.
+        return Status.OVER if self._catalog.shares.floors else Status.NO_ROOM
 
-    def _evict(self, slot_bytes: int) -> bool:
-        is_evicted = self._catalog.evict(slot_bytes)
+    def _evict(self, slot_bytes: int, taker: Whose) -> bool:
+        is_evicted = self._catalog.evict(slot_bytes, taker)
+        if is_evicted:
+            self._troubles.count("evicted")
+        return is_evicted
+
+    def _evict_own(self, tenant: Tenant, taker: Whose) -> bool:
+        is_evicted = self._catalog.evict_own(tenant, taker)
         if is_evicted:
             self._troubles.count("evicted")
         return is_evicted

@@ -21,6 +21,7 @@ from server.tiers.disk.index import Index, IndexUnusableError
 from server.tiers.disk.journal import Journal
 from server.tiers.disk.plan import Plan
 from server.tiers.disk.segments import Segment, State
+from server.tiers.disk.shares import Shares
 from server.tiers.disk.space import Space
 from server.tiers.disk.tail import Tail
 from server.tiers.disk.troubles import Troubles
@@ -134,7 +135,8 @@ class Store:
         try:
             index = Index(self._index_folder, self._plan.index_bytes)
             index.prove(changes)
-            stale = [name for rows in index.rows() for name in adopt(segments, *rows)]
+            shares = self.catalog.shares
+            stale = [name for rows in index.rows() for name in adopt(segments, shares, *rows)]
             for segment in segments.values():
                 segment.adopted()
             return index, stale
@@ -173,12 +175,16 @@ class Store:
 
 
 def adopt(
-    segments: dict[int, Segment], names: NDArray[np.uint8], entries: NDArray[np.void]
+    segments: dict[int, Segment],
+    shares: Shares,
+    names: NDArray[np.uint8],
+    entries: NDArray[np.void],
 ) -> list[bytes]:
     """Enters some of what an index says into segments that nothing was taken of.
 
     Args:
         segments: by number.
+        shares: knows groups.
         names: uint8[n, NAME_BYTES].
         entries: ENTRY_DTYPE[n].
 
@@ -189,6 +195,8 @@ def adopt(
         return []
     order = np.lexsort((entries["slot"], entries["segment"]))
     names, entries = names[order], entries[order]
+    salts = np.ascontiguousarray(entries["salt"]).view(np.uint8).reshape(len(entries), -1)
+    groups = shares.numbers(names, salts)
     numbers, begins = np.unique(entries["segment"], return_index=True)
     ends = [*begins.tolist()[1:], len(entries)]
     is_stale = np.ones(len(entries), bool)
@@ -202,6 +210,6 @@ def adopt(
         is_good &= segment.states[np.minimum(slots, segment.count - 1)] == State.FREE
         good = np.flatnonzero(is_good) + begin
         some = entries[good]
-        segment.adopt(slots[is_good], names[good], some["stamp"], some["uses"])
+        segment.adopt(slots[is_good], names[good], some["stamp"], some["uses"], groups[good])
         is_stale[good] = False
     return [one.tobytes() for one in names[is_stale]]

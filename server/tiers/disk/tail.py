@@ -21,11 +21,16 @@ from server.tiers.disk.troubles import Troubles
 
 NAMES = ("tail-0", "tail-1")
 
-_RECORD = Struct(f"<{NAME_BYTES}sIIIQ?7x")
+_GONE = Entry(0, 0, 0, 0)
+
+_RECORD = Struct(f"<{NAME_BYTES}sIIIQ?16s7x")
+_FORMER = Struct(f"<{NAME_BYTES}sIIIQ?7x")
 _HASH = Struct("<I")
 RECORD_BYTES = _RECORD.size + _HASH.size
 _TURN = Struct("<8sQ")
-_MAGIC = b"kvkdtail"
+_MAGIC = b"kvkdtai2"
+_RECORDS = {_MAGIC: _RECORD, b"kvkdtail": _FORMER}
+"""By what a file begins with; the former ones know no salts."""
 
 
 class Tail:
@@ -63,14 +68,16 @@ class Tail:
         found = sorted(filter(None, map(self._read, self._fds)), key=lambda one: one[0])
         self._turns = found[-1][0] if found else 0
         changes: dict[bytes, Entry | None] = {}
-        for _, records in found:
-            for at in range(0, len(records) - RECORD_BYTES + 1, RECORD_BYTES):
-                body = records[at : at + _RECORD.size]
-                (hashed,) = _HASH.unpack_from(records, at + _RECORD.size)
+        for _, record, records in found:
+            step = record.size + _HASH.size
+            for at in range(0, len(records) - step + 1, step):
+                body = records[at : at + record.size]
+                (hashed,) = _HASH.unpack_from(records, at + record.size)
                 if hashed != xxhash.xxh32_intdigest(body):
                     break
-                name, segment, slot, uses, stamp, is_there = _RECORD.unpack(body)
-                changes[name] = Entry(segment, slot, uses, stamp) if is_there else None
+                name, segment, slot, uses, stamp, is_there, *more = record.unpack(body)
+                salt = more[0] if more and any(more[0]) else b""
+                changes[name] = Entry(segment, slot, uses, stamp, salt) if is_there else None
         return changes
 
     def turn(self) -> None:
@@ -89,7 +96,8 @@ class Tail:
         Returns:
             Whether there is room for as many more; it had better be brought into the index.
         """
-        body = _RECORD.pack(name, *(entry or (0, 0, 0, 0)), entry is not None)
+        segment, slot, uses, stamp, salt = entry or _GONE
+        body = _RECORD.pack(name, segment, slot, uses, stamp, entry is not None, salt)
         self._write(body + _HASH.pack(xxhash.xxh32_intdigest(body)))
         return self._length < self._most_bytes // 2
 
@@ -124,7 +132,7 @@ class Tail:
             return
         self._length += len(data)
 
-    def _read(self, fd: int) -> tuple[int, bytes] | None:
+    def _read(self, fd: int) -> tuple[int, Struct, bytes] | None:
         try:
             data = os.pread(fd, self._most_bytes + RECORD_BYTES, 0)
         except OSError as error:
@@ -133,4 +141,5 @@ class Tail:
         if len(data) < _TURN.size:
             return None
         magic, turns = _TURN.unpack_from(data)
-        return (turns, data[_TURN.size :]) if magic == _MAGIC else None
+        record = _RECORDS.get(magic)
+        return None if record is None else (turns, record, data[_TURN.size :])

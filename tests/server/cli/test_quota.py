@@ -30,6 +30,7 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
     found = told(holding, "set", "2M", "--namespace", holding.name[:6])
     space = {
         "tenant": f"namespace/{holding.name}",
+        "tier": "l1",
         "floor_bytes": 2 << 20,
         "limit_bytes": 0,
         # seven chunks: the prompts begin alike
@@ -41,6 +42,7 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
     found = told(holding, "set", "1M", "--limit", "3M", "--salt", "tenant")
     salt = {
         "tenant": f"salt/{digits}",
+        "tier": "l1",
         "floor_bytes": 1 << 20,
         "limit_bytes": 3 << 20,
         "held_bytes": 0,
@@ -48,8 +50,19 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
     }
     assert found["quotas"] == [space, salt]
     shown = quota(holding, "list").output.splitlines()
-    assert shown[0].split() == ["tenant", "quota", "limit", "held", "of", "quota"]
-    assert shown[3].split() == [f"salt/{digits}", "1", "MiB", "3", "MiB", "0", "bytes", "0.0", "%"]
+    assert shown[0].split() == ["tenant", "in", "quota", "limit", "held", "of", "quota"]
+    assert shown[3].split() == [
+        f"salt/{digits}",
+        "L1",
+        "1",
+        "MiB",
+        "3",
+        "MiB",
+        "0",
+        "bytes",
+        "0.0",
+        "%",
+    ]
     assert told(holding, "unset", "--tenant", f"salt/{digits}")["quotas"] == [space]
     assert told(holding, "unset", "--namespace", holding.name)["quotas"] == []
 

@@ -8,7 +8,9 @@ from protocol import messages as m
 from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import fingerprint
 from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow, TenantKind
+from server.core.config import CoreConfig, TierConfig
 from server.core.quotas import holds_any
+from server.core.tiers.tiers import Tiers
 from tests.server.core.engine import Engine
 from tests.server.core.world import PAGE, SECOND, World, chain, config, namespace
 
@@ -258,13 +260,19 @@ def test_a_namespaces_bytes_in_tiers_that_count_are_told() -> None:
     space(a, 3)
     allot(a, SALT, 3)
     state = world.core._state
-    shares: dict[str, dict[bytes, int]] = {
-        "disk": {fingerprint(a.space): 5, fingerprint(b.space): 6},
-        "valkey": {},
-    }
-    of_space, of_salt = state.quotas.rows(state.roster.owners, shares)
+    tiers = Tiers(
+        CoreConfig(
+            arena_bytes=PAGE, extent_bytes=PAGE, tiers=(TierConfig("disk"), TierConfig("valkey"))
+        ),
+        state.timers,
+        state.outbox,
+    )
+    disk, _ = tiers.tiers
+    disk.shares = {fingerprint(a.space): 5, fingerprint(b.space): 6}
+    disk.salts = {SALT: 7}
+    of_space, of_salt = state.quotas.rows(state.roster.owners, tiers.tiers)
     assert of_space.tier_bytes == {"disk": 5}
-    assert of_salt.tier_bytes == {}
+    assert of_salt.tier_bytes == {"disk": 7}
 
 
 def test_there_is_a_most_of_quotas() -> None:

@@ -235,7 +235,7 @@ def test_health_as_it_says(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     assert answer.statuses == b""
     rig.tier.health_now = Health(ok=True, shares=((OTHER, 7), (SPACE, 5)))
     answer = rig.performer.perform(Command(Kind.HEALTH, 6))
-    assert list(unpack_shares(answer.statuses).items()) == [(OTHER, 7), (SPACE, 5)]
+    assert list(unpack_shares(answer.statuses)[0].items()) == [(OTHER, 7), (SPACE, 5)]
     rig.tier.health_now = Health(ok=True, warning="of little use")
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error is None
     assert caplog.messages == ["of little use"]

@@ -14,7 +14,7 @@ from typing import Any
 from server.core import effects as fx
 from server.core.config import CoreConfig, TierConfig
 from server.core.tiers.listed import Listed
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status, unpack_quotas
 from tests.server.core.world import World, config
 
 Name = tuple[bytes, bytes, int]
@@ -49,6 +49,8 @@ class ModelTier:
     is_up: bool = False
     #: Descriptions by fingerprint; None for a tier that cannot list.
     described: dict[bytes, bytes] | None = field(default_factory=dict)
+    #: What it was told last; None for nothing.
+    quotas: list[Share] | None = None
     #: Parent of each chunk that was ever written, by fingerprint and key; the first goes first.
     parents: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
     #: Chunks of a page, and pairs still to be told by fingerprint.
@@ -106,6 +108,7 @@ class TierWorld(World):
         self._acts[fx.TierList] = self._asked
         self._acts[fx.TierTouch] = self._asked
         self._acts[fx.TierKeep] = self._kept
+        self._acts[fx.TierAllot] = self._allotted
         #: What a next server reads, by tier and namespace: shards, and keys or all.
         self.owed: dict[tuple[int, bytes], tuple[int, bytes]] = {}
         self.auto_owed = True
@@ -208,6 +211,13 @@ class TierWorld(World):
         if tier.described is not None and not tier.fails:
             tier.described[job.fingerprint] = job.text
         self.core.tier_done(job.job, b"", self.now_ns)
+
+    def _allotted(self, job: fx.TierAllot) -> None:
+        tier = self.tiers[job.tier]
+        assert tier.is_up, "a porter that is down is told"
+        if not tier.fails:
+            tier.quotas = unpack_quotas(job.quotas)
+        self.core.tier_done(job.job, None if tier.fails else b"", self.now_ns)
 
     def _check_order(self, put: fx.TierPut) -> None:
         tier = self.tiers[put.tier]

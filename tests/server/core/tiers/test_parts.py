@@ -2,11 +2,17 @@
 
 from server.core.tiers.parts import (
     MAX_KEYS,
+    MAX_NAMES,
     MAX_PARTS,
     MAX_SHARES,
     PART_DTYPE,
+    Share,
     Status,
+    pack_names,
+    pack_quotas,
     pack_shares,
+    unpack_names,
+    unpack_quotas,
     unpack_shares,
 )
 
@@ -31,7 +37,19 @@ def test_the_longest_job_fits_into_a_packet_of_its_socket() -> None:
 
 def test_shares_come_back_as_they_were_and_are_bounded() -> None:
     shares = {number.to_bytes(16, "big"): number << 40 for number in range(MAX_SHARES + 9)}
-    packed = pack_shares(shares.items())
-    assert unpack_shares(packed) == dict(list(shares.items())[:MAX_SHARES])
+    salts = {bytes([number]) * 16: number for number in range(5)}
+    packed = pack_shares(shares.items(), salts.items())
+    assert unpack_shares(packed) == (dict(list(shares.items())[:MAX_SHARES]), salts)
     assert unpack_shares(packed + b"ragged") == unpack_shares(packed)
-    assert unpack_shares(b"") == {}
+    assert unpack_shares(pack_shares((), salts.items())) == ({}, salts)
+    assert unpack_shares(pack_shares(())) == ({}, {})
+
+
+def test_quotas_and_names_come_back_as_they_were() -> None:
+    quotas = [Share(True, b"s" * 16, 1 << 40, 0), Share(False, b"n" * 16, 0, 7)]
+    assert unpack_quotas(pack_quotas(quotas)) == quotas
+    names = [
+        (bytes([number % 7]) * 16, number.to_bytes(16, "big"), number) for number in range(500)
+    ]
+    assert unpack_names(pack_names(names)) == names[:MAX_NAMES]
+    assert unpack_names(pack_names(names[:2]) + b"ragged") == names[:2]

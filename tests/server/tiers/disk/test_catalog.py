@@ -10,11 +10,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.tiers.disk import catalog as catalogs
 from server.tiers.disk.catalog import Catalog, Place
 from server.tiers.disk.entries import Entry
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
+from server.tiers.disk.shares import whose
+from server.tiers.disk.victims import VICTIMS_SHARE
 
 SLOT = 8192
 NAMES = st.integers(0, 30)
@@ -26,6 +27,9 @@ def name(number: int, fingerprint: int = 1) -> bytes:
 
 def segment(number: int, count: int, slot_bytes: int = SLOT) -> Segment:
     return Segment(number, slot_bytes, count, -1, True, "")
+
+
+ONE = whose(name(0))
 
 
 class Noted(dict[bytes, Entry]):
@@ -46,9 +50,10 @@ def made(count: int, span: int = 1, most: int = 1 << 20) -> tuple[Catalog, Noted
 
 
 def store(catalog: Catalog, number: int, slot_bytes: int = SLOT) -> Place | None:
-    place = catalog.take(slot_bytes)
+    taker = whose(name(number))
+    place = catalog.take(slot_bytes, taker)
     if place is None and evict(catalog, slot_bytes):
-        place = catalog.take(slot_bytes)
+        place = catalog.take(slot_bytes, taker)
     if place is not None:
         catalog.publish(name(number), place, 0)
     return place
@@ -97,9 +102,9 @@ def test_what_is_read_is_neither_evicted_nor_written_over() -> None:
     assert catalog.forget(name(0))
     assert name(0) not in noted
     assert catalog.pin(name(0)) is None
-    assert catalog.take(SLOT) is None, "somebody still reads it"
+    assert catalog.take(SLOT, ONE) is None, "somebody still reads it"
     catalog.unpin(place)
-    assert catalog.take(SLOT) is not None
+    assert catalog.take(SLOT, ONE) is not None
 
 
 def test_two_readers_of_one_slot() -> None:
@@ -108,20 +113,20 @@ def test_two_readers_of_one_slot() -> None:
     places = [place for _ in range(2) if (place := catalog.pin(name(0))) is not None]
     catalog.forget(name(0))
     for place in places:
-        assert catalog.take(SLOT) is None
+        assert catalog.take(SLOT, ONE) is None
         catalog.unpin(place)
-    assert catalog.take(SLOT) is not None
+    assert catalog.take(SLOT, ONE) is not None
 
 
 def test_of_two_that_store_the_same_the_second_gives_its_slot_back() -> None:
     catalog, noted = made(2)
-    first, second = catalog.take(SLOT), catalog.take(SLOT)
+    first, second = catalog.take(SLOT, ONE), catalog.take(SLOT, ONE)
     assert first is not None
     assert second is not None
     catalog.publish(name(0), first, 0)
     catalog.publish(name(0), second, 0)
     assert (catalog.count, noted[name(0)].slot) == (1, first.slot)
-    assert catalog.take(SLOT) == second
+    assert catalog.take(SLOT, ONE) == second
 
 
 def test_forgetting_a_place_that_another_value_has_now_is_nothing() -> None:
@@ -137,13 +142,13 @@ def test_a_namespace_is_cleared_alone() -> None:
     catalog, noted = made(8)
     for number in range(4):
         for fingerprint in (1, 2):
-            place = catalog.take(SLOT)
+            place = catalog.take(SLOT, whose(name(number, fingerprint)))
             assert place is not None
             catalog.publish(name(number, fingerprint), place, 0)
     assert catalog.clear(bytes([1]) * 16) == 4
     assert set(noted) == {name(number, 2) for number in range(4)}
     assert catalog.used_bytes == 4 * SLOT
-    assert catalog.shares() == ((bytes([2]) * 16, 4 * SLOT),)
+    assert catalog.held()[0] == ((bytes([2]) * 16, 4 * SLOT),)
 
 
 def test_the_index_bounds_the_number_of_values() -> None:
@@ -190,11 +195,13 @@ def test_what_an_earlier_run_left_is_found_and_the_clock_goes_on() -> None:
     catalog, noted = Catalog(1, 100, Noted()), Noted()
     one = segment(3, 4)
     rows = np.frombuffer(name(7) + name(8), np.uint8).reshape(2, NAME_BYTES)
-    one.adopt(np.array([1, 2]), rows, np.array([500, 400], np.uint64), np.array([9, 1], np.uint32))
+    stamps, uses = np.array([500, 400], np.uint64), np.array([9, 1], np.uint32)
+    groups = catalog.shares.numbers(rows, np.zeros((2, 16), np.uint8))
+    one.adopt(np.array([1, 2]), rows, stamps, uses, groups)
     one.adopted()
     catalog.add(one)
     assert there(catalog, range(10)) == [7, 8]
-    assert catalog.shares() == ((bytes([1]) * 16, 2 * SLOT),)
+    assert catalog.held()[0] == ((bytes([1]) * 16, 2 * SLOT),)
     assert dict(catalog.entries()) == {name(7): Entry(3, 1, 9, 500), name(8): Entry(3, 2, 1, 400)}
     for number in (1, 2):
         assert store(catalog, number) is not None
@@ -249,7 +256,7 @@ def test_last_uses_are_noted_a_few_at_a_time() -> None:
 
 
 def test_victims_are_chosen_many_at_a_time_and_still_the_oldest() -> None:
-    count = 10 * catalogs.VICTIMS_SHARE
+    count = 10 * VICTIMS_SHARE
     catalog, _ = made(count)
     for number in range(count):
         store(catalog, number)
@@ -275,7 +282,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(number=NAMES, is_long=st.booleans())
     def take(self, number: int, is_long: bool) -> None:
-        place = self.catalog.take(SLOT * (1 + is_long))
+        place = self.catalog.take(SLOT * (1 + is_long), ONE)
         if place is not None:
             at = (place.segment.number, place.slot)
             assert at not in [(p.segment.number, p.slot) for _, p in self.readers + self.writers]
@@ -327,7 +334,7 @@ class Model(RuleBasedStateMachine):
         spaces: Counter[bytes] = Counter()
         for one, entry in entries.items():
             spaces[one[:16]] += self.catalog.segments[entry.segment].slot_bytes
-        assert dict(self.catalog.shares()) == spaces
+        assert dict(self.catalog.held()[0]) == spaces
         assert sum(s.busy for s in self.segments()) == len(self.readers) + len(self.writers)
 
     def segments(self) -> Iterator[Segment]:
@@ -340,7 +347,7 @@ TestModel = Model.TestCase
 def test_namespaces_are_those_that_have_a_value() -> None:
     catalog, _ = made(8)
     for number, space in enumerate([0, 255, 255, 7]):
-        place = catalog.take(SLOT)
+        place = catalog.take(SLOT, whose(name(number, space)))
         assert place is not None
         catalog.publish(name(number, space), place, 0)
     assert catalog.namespaces() == {bytes(16), b"\xff" * 16, b"\7" * 16}
@@ -355,7 +362,7 @@ def test_the_hottest_are_those_used_last_and_in_a_span_those_used_most() -> None
     catalog.add(segment(1, 64))
     names = [b"f" * 16 + bytes([number]) * 16 + bytes(4) for number in range(40)]
     for name in names:
-        place = catalog.take(SLOT)
+        place = catalog.take(SLOT, whose(name))
         assert place is not None
         catalog.publish(name, place, heat=rng.randrange(5))
     wanted = sorted(

@@ -10,7 +10,7 @@ import pytest
 
 from server.tiers.disk import index as index_files
 from server.tiers.disk.entries import Entry
-from server.tiers.disk.index import Index, IndexUnusableError
+from server.tiers.disk.index import Index, IndexUnusableError, unpacked
 from server.tiers.disk.plan import ENTRY_ROOM_BYTES, MIB, NAME_BYTES
 
 MAP_BYTES = 8 * MIB
@@ -22,7 +22,7 @@ def name(number: int) -> bytes:
 
 def everything(index: Index) -> dict[bytes, Entry]:
     return {
-        bytes(one): Entry(*entry.tolist())
+        bytes(one): unpacked(entry)
         for names, entries in index.rows()
         for one, entry in zip(names, entries, strict=True)
     }
@@ -80,7 +80,7 @@ def of_another_program(data: Path) -> None:
 
 def of_another_format(data: Path) -> None:
     with lmdb.open(str(data.parent), lock=False) as environment, environment.begin(write=True) as t:
-        t.put(b"format", b"kvkeep disk index 2")
+        t.put(b"format", b"kvkeep disk index 9")
 
 
 @pytest.mark.parametrize(

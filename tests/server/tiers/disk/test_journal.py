@@ -18,6 +18,7 @@ from server.tiers.disk.catalog import Catalog
 from server.tiers.disk.index import Index, IndexUnusableError
 from server.tiers.disk.journal import Journal
 from server.tiers.disk.plan import MIB, NAME_BYTES
+from server.tiers.disk.shares import NOBODY
 from server.tiers.disk.tail import Tail
 from server.tiers.disk.troubles import Troubles
 from tests.server.tiers.disk.rig import FaultyFiles
@@ -49,7 +50,7 @@ class Rig:
         return Index(str(self.folder / "index"), 8 * MIB)
 
     def publish(self, number: int) -> None:
-        place = self.catalog.take(SLOT)
+        place = self.catalog.take(SLOT, NOBODY)
         assert place is not None
         self.catalog.publish(name(number), place, 0)
 

@@ -74,8 +74,8 @@ def test_what_an_index_says_is_adopted(tmp_path: Path) -> None:
     assert (segment.number, segment.slot_bytes, segment.count) == (1, SLOT, 4)
     names = np.arange(2 * NAME_BYTES, dtype=np.uint8).reshape(2, NAME_BYTES)
     stamps, uses = np.array([5, 6], np.uint64), np.array([1, 2], np.uint32)
-    segment.adopt(np.array([1]), names[:1], stamps[:1], uses[:1])
-    segment.adopt(np.array([3]), names[1:], stamps[1:], uses[1:])
+    segment.adopt(np.array([1]), names[:1], stamps[:1], uses[:1], uses[:1])
+    segment.adopt(np.array([3]), names[1:], stamps[1:], uses[1:], uses[1:])
     segment.adopted()
     assert segment.used_names() == [bytes(range(36)), bytes(range(36, 72))]
     assert (segment.used, segment.take(), segment.take(), segment.has_free) == (2, 0, 2, False)

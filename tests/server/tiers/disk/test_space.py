@@ -10,6 +10,7 @@ import pytest
 from server.core.tiers.parts import Status
 from server.tiers.disk.catalog import Catalog, Place
 from server.tiers.disk.plan import MIB, NAME_BYTES, divide
+from server.tiers.disk.shares import NOBODY
 from server.tiers.disk.space import FULL_S, Space
 from server.tiers.disk.troubles import Troubles
 from tests.server.tiers.disk.rig import FaultyFiles, disk_use
@@ -32,7 +33,7 @@ class Rig:
         self.number = 0
 
     def store(self, slot_bytes: int = SLOT) -> Status:
-        place = self.space.take(slot_bytes)
+        place = self.space.take(slot_bytes, NOBODY)
         if isinstance(place, Status):
             return place
         self.number += 1
@@ -85,14 +86,14 @@ def test_lengths_share_by_age(rig: Rig) -> None:
 def test_a_slot_that_is_in_use_is_waited_for_by_nobody(rig: Rig) -> None:
     places = []
     while True:
-        place = rig.space.take(SLOT)
+        place = rig.space.take(SLOT, NOBODY)
         if isinstance(place, Status):
             break
         places.append(place)
     assert place is Status.NO_ROOM
-    assert rig.space.take(2 * SLOT) is Status.NO_ROOM
+    assert rig.space.take(2 * SLOT, NOBODY) is Status.NO_ROOM
     rig.catalog.give_back(places[0])
-    assert isinstance(rig.space.take(SLOT), Place)
+    assert isinstance(rig.space.take(SLOT, NOBODY), Place)
     rig.space.close()
 
 

@@ -24,6 +24,7 @@ from server.tiers.disk.index import ENTRY_DTYPE, Index
 from server.tiers.disk.plan import NAME_BYTES, divide
 from server.tiers.disk.segments import Segment
 from server.tiers.disk.shared import SharedTier
+from server.tiers.disk.shares import Shares
 from server.tiers.disk.slab import SlabTier
 from server.tiers.interface import TierError
 from server.tierspec import parse
@@ -33,6 +34,7 @@ SIZE = 16 * MIB
 
 WRITER = """
 import sys
+from server.tiers.disk.shares import Shares
 from server.tiers.disk.slab import SlabTier
 from tests.server.tiers.disk.rig import put
 tier = SlabTier(sys.argv[1], int(sys.argv[2]), "disk")
@@ -221,12 +223,13 @@ def test_nothing_stays_open_when_it_cannot_be_opened(folder: Path) -> None:
 
 def test_adopt_takes_the_first_of_two_that_claim_a_slot() -> None:
     segment = Segment(1, 8192, 4, -1, True, "")
-    entries = np.array([(1, 2, 0, 7), (1, 2, 0, 8), (1, 3, 0, 9), (5, 0, 0, 1)], ENTRY_DTYPE)
+    places = [(1, 2, 0, 7), (1, 2, 0, 8), (1, 3, 0, 9), (5, 0, 0, 1)]
+    entries = np.array([(*place, b"") for place in places], ENTRY_DTYPE)
     names = np.repeat(np.arange(4, dtype=np.uint8)[:, None], NAME_BYTES, axis=1)
-    stale = stores.adopt({1: segment}, names[:2], entries[:2])
-    stale += stores.adopt({1: segment}, names[1:], entries[1:])
+    stale = stores.adopt({1: segment}, Shares(), names[:2], entries[:2])
+    stale += stores.adopt({1: segment}, Shares(), names[1:], entries[1:])
     one, three = bytes([1]) * NAME_BYTES, bytes([3]) * NAME_BYTES
-    assert stores.adopt({}, names[:0], entries[:0]) == []
+    assert stores.adopt({}, Shares(), names[:0], entries[:0]) == []
     assert sorted(stale) == [one, one, three]
     assert segment.used_names() == [bytes([0]) * NAME_BYTES, bytes([2]) * NAME_BYTES]
 
