@@ -539,6 +539,17 @@ class ChunkCountReply(Body, frozen=True, kw_only=True):
     chunks: Count
 
 
+class InspectReply(ChunkCountReply, frozen=True, kw_only=True):
+    """What is there of a prefix.
+
+    Attributes:
+        tiers: leading chunks that a lower tier says it has, by its name; a hint. Without those that
+            were not asked, could not be, or did not answer in time.
+    """
+
+    tiers: Annotated[dict[Text, Count], Meta(max_length=limits.MAX_STATUS_ROWS)] = {}
+
+
 class ForgottenReply(ChunkCountReply, frozen=True, kw_only=True):
     """What CLEAR and DELETE came to.
 
@@ -573,11 +584,18 @@ class Unpin(Request, frozen=True, kw_only=True):
 
 
 class Inspect(Request, frozen=True, kw_only=True):
-    """Counts the leading chunks that are complete, without leasing them."""
+    """Counts the leading chunks that are complete, without leasing them.
+
+    Attributes:
+        fingerprint: of the namespace.
+        keys: chunk keys from chunk 0 on, 16 bytes each.
+        tiers: whether lower tiers are asked, too.
+    """
 
     op: ClassVar[Op] = Op.INSPECT
     fingerprint: Bytes16
     keys: HashBlob
+    tiers: bool = False
 
 
 class Delete(Request, frozen=True, kw_only=True):
@@ -769,7 +787,7 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (Clear, ForgottenReply),
     (Pin, ChunkCountReply),
     (Unpin, ChunkCountReply),
-    (Inspect, ChunkCountReply),
+    (Inspect, InspectReply),
     (Delete, ForgottenReply),
     (Warm, WarmReply),
     (WarmStatus, WarmStatusReply),

@@ -13,7 +13,7 @@ from server.cli import prefixes, reaching
 from server.cli.hottest import hottest_text, of_hottest
 
 if TYPE_CHECKING:
-    from protocol.messages import StatusReply
+    from protocol.messages import InspectReply, StatusReply
     from protocol.status import NamespaceStatus
     from server.asking import Asker
 
@@ -29,10 +29,10 @@ def command(
     """Show what is cached: the namespaces, one of them, or how much of some prompts.
 
     Without --tokens and --key it lists namespaces. With one of these it says of each prompt how
-    many of its chunks are in L1, from the start on; what lower tiers have of it, a server cannot
-    tell without loading it. With --hottest it lists what prompts that were found most of late
-    begin with. Nothing is touched: it does not count as a use. The exit code is 1
-    when no server answers, 3 when some of what was named is not there.
+    many of its chunks are in L1, from the start on, and how many each lower tier says it has.
+    With --hottest it lists what prompts that were found most of late begin with. Nothing is
+    touched: it does not count as a use. The exit code is 1 when no server answers, 3 when some
+    of what was named is not in L1.
     """
     from protocol.errors import ConfigError
 
@@ -135,17 +135,19 @@ def of_prompts(
         wanted: the prompts.
 
     Returns:
-        ``fingerprint``, ``chunk_tokens`` (0 for unknown), ``prompts`` with ``chunks`` and
-        ``held`` each, and ``is_whole``: whether all of them are there.
+        ``fingerprint``, ``chunk_tokens`` (0 for unknown), ``prompts`` with ``chunks``, ``held``
+        and ``tiers`` each (by name, what a tier says it has; None for one that did not say), and
+        ``is_whole``: whether all of them are in L1.
 
     Raises:
         ConfigError: INVALID_CONFIG: no such namespace, or no such prompts.
     """
     meant = prefixes.resolve(status.namespaces, namespace, wanted)
-    rows = [
-        {"chunks": len(keys) // 16, "held": held(asker, meant.fingerprint, keys)}
-        for keys in meant.prefixes
-    ]
+    names, rows = [one.name for one in status.tiers], []
+    for keys in meant.prefixes:
+        found = there(asker, meant.fingerprint, keys, with_tiers=bool(names))
+        tiers = {name: found.tiers.get(name) for name in names}
+        rows.append({"chunks": len(keys) // 16, "held": found.chunks, "tiers": tiers})
     return {
         "fingerprint": meant.fingerprint.hex(),
         "chunk_tokens": meant.chunk_tokens,
@@ -155,23 +157,29 @@ def of_prompts(
 
 
 def held(asker: Asker, fingerprint: bytes, keys: bytes) -> int:
-    """Leading chunks of a prefix that are in L1; none of a namespace that is not known.
+    """Leading chunks of a prefix that are in L1; arguments as for ``there``."""
+    return there(asker, fingerprint, keys).chunks
+
+
+def there(asker: Asker, fingerprint: bytes, keys: bytes, with_tiers: bool = False) -> InspectReply:
+    """What is there of a prefix; nothing of a namespace that is not known.
 
     Args:
         asker: connected.
         fingerprint: of the namespace.
         keys: 16 bytes each.
+        with_tiers: whether lower tiers are asked, too.
     """
     from protocol.errors import ErrorCode, KvkeepError
-    from protocol.messages import ChunkCountReply, Inspect
+    from protocol.messages import Inspect, InspectReply
 
-    body = Inspect(fingerprint=fingerprint, keys=keys)
+    body = Inspect(fingerprint=fingerprint, keys=keys, tiers=with_tiers)
     try:
-        return asker.expect(body, ChunkCountReply, reaching.LIMIT_S).chunks
+        return asker.expect(body, InspectReply, reaching.LIMIT_S)
     except KvkeepError as error:
         if error.code != ErrorCode.UNKNOWN_NAMESPACE:
             raise
-        return 0
+        return InspectReply(chunks=0)
 
 
 def prompts_text(document: dict[str, Any]) -> str:
@@ -180,7 +188,9 @@ def prompts_text(document: dict[str, Any]) -> str:
     tokens = document["chunk_tokens"]
     for number, one in enumerate(document["prompts"], start=1):
         of_tokens = f" ({one['held'] * tokens:,} tokens)" if tokens else ""
-        lines.append(f"prompt {number}: {one['held']} of {one['chunks']} chunks in L1{of_tokens}")
+        below = "".join(f"; {said(*tier)}" for tier in one["tiers"].items())
+        line = f"prompt {number}: {one['held']} of {one['chunks']} chunks in L1{of_tokens}{below}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -213,3 +223,13 @@ def namespaces_text(document: dict[str, Any]) -> str:
     ]
     more = f"\n... and {document['left_out']} more" if document["left_out"] else ""
     return table(columns, rows) + more
+
+
+def said(name: str, chunks: int | None) -> str:
+    """What a tier says, for people.
+
+    Args:
+        name: of the tier.
+        chunks: leading ones that it has; None where it did not say.
+    """
+    return f"{name} cannot be asked now" if chunks is None else f"{name} says it has {chunks}"

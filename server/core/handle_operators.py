@@ -11,7 +11,6 @@ from protocol.ids import Fingerprint
 from protocol.limits import MAX_TEXT_CHARS
 from protocol.messages import (
     Body,
-    ChunkCountReply,
     Clear,
     Delete,
     Inspect,
@@ -38,6 +37,7 @@ from server.core.operations import LANE
 from server.core.outbox import Ticket
 from server.core.peers import Process
 from server.core.status import Collection
+from server.core.tiers.holding import Holding
 from server.core.tiers.warm import Warm
 
 
@@ -54,6 +54,7 @@ class OperatorHandlers:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._state = desk.state
+        self._holding = Holding(self._state.tiers, self._state.timers)
         handlers: Table = {
             Stats: lambda process, body, ticket: StatsReply(values=self._state.stats()),
             Status: self._status,
@@ -113,7 +114,7 @@ class OperatorHandlers:
             def told(found: dict[str, int]) -> None:
                 state.outbox.reply(ticket, InspectReply(chunks=match.count, tiers=found))
 
-            state.holding.ask(owner, body.keys, ticket.deadline_ns, told)
+            self._holding.ask(owner, body.keys, ticket.deadline_ns, told)
             return None
 
         return self._of_held(body, ticket, answer)
