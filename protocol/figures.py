@@ -101,6 +101,11 @@ FIGURES: dict[str, Figure] = {
     "event_losses": _counter("Readers of the event stream that came too late for some events"),
     "extents_failed": _counter("Extents that could not be made"),
     "web_restarts": _counter("Times that another web process had to be started"),
+    "traces_restarts": _counter("Times that another traces process had to be started"),
+    "traces_noted": _counter("Traced messages that the traces process was told of"),
+    "traces_left_out": _counter("Traced messages that were too many, or that it had no room for"),
+    "traces_spans_sent": _counter("Spans that the collector took"),
+    "traces_spans_lost": _counter("Spans that the collector did not take, or that were too many"),
     "internal_errors": _counter("Faults of the server's own"),
     "loop_bursts": _counter("Times that the main thread was at one thing"),
     "loop_bursts_over_300_us": _counter("Of those, times that took more than 300 us of CPU"),
@@ -139,6 +144,7 @@ FIGURES: dict[str, Figure] = {
     "copiers_stuck": _gauge("Copiers that were killed and do not end"),
     "copies_stranded": _gauge("Pieces of work that stuck copiers had"),
     "web_pid": _gauge("The web process; 0 while none runs"),
+    "traces_pid": _gauge("The traces process; 0 while none runs"),
     "replies_owed": _gauge("Requests being worked on, the asking one included"),
 }
 """Figures that there is one of, by name."""

@@ -51,7 +51,7 @@ from server.shell.reports import DrainAsked, Here, Reporter, ReportQueue
 from server.shell.sdnotify import Notifier
 from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
-from server.shell.webchild import WebChild
+from server.sidechildren import SideChildren, wants_traces
 from server.tierspec import TierSpec, keeps_quotas
 
 _log = logging.getLogger("kvkeep.server")
@@ -184,11 +184,9 @@ class Server:
         self._guard = Guard(
             self._config.endpoint, self._sides.pids, core.accounted_bytes, self._complaints
         )
-        self._web: WebChild | None = None
-        if self._config.http:
-            self._web = WebChild(self._side_path, self._config.http, self._complaints)
-            self._web.listens = lambda url: self._journal.write(STDOUT, startlines.pages(url))
-            core.tell_more(self._web.figures)
+        self._beside = SideChildren(self._config, self._side_path, os.environ, self._complaints)
+        self._beside.tell(core)
+        self._loop.teller.tracer = self._beside.traces
         core.tell_more(self._loop.bursts.counts)
         core.tell_more(self._complaints.figures)
         core.tell_more(self._devices.figures)
@@ -214,6 +212,7 @@ class Server:
             promote_deadline_s=self._config.promote_deadline_s,
             namespace_ttl_s=self._config.namespace_ttl_s,
             identity=Identity(__version__, os.getpid(), self._config.endpoint.url, self._begun_ns),
+            traces=wants_traces(self._config, os.environ),
         )
         core = Core(config, self._epoch, self._arena.id, os.urandom)
         kept, trouble = quotafile.read(self._arena.directory)
@@ -288,8 +287,9 @@ class Server:
                 **self._porters.threads(),
             }
             self._say_ready()
-            if self._web is not None:
-                self._web.start()
+            self._beside.start(
+                lambda url: self._journal.write(STDOUT, startlines.pages(url)),
+            )
             calm_collector()
             self._loop.run()
         finally:
@@ -353,7 +353,7 @@ class Server:
     def _outside(self) -> Outside:
         """For STATUS."""
         return Outside(
-            http=self._web.url if self._web is not None else "",
+            http=self._beside.url,
             started_in_s=self._started_in_s,
             adopted=self._adopted,
             silent_s=self._loop.actions.silent_s(clock.now_ns()),
@@ -362,8 +362,7 @@ class Server:
     def _close(self) -> None:
         """Children first: they write into extents, which go next. Then what engines connect to."""
         self._socket_file.remove()
-        if self._web is not None:
-            self._web.abandon()
+        self._beside.abandon()
         self._supervisor.abandon()
         self._porters.abandon()
         ended = self._devices.close(_END_LIMIT_S)
@@ -372,8 +371,7 @@ class Server:
         ended = self._guard.stop(_END_LIMIT_S) and ended
         ended = self._sides.stop(_END_LIMIT_S) and ended
         ended = self._allocator.stop(_END_LIMIT_S) and ended
-        if self._web is not None:
-            ended = self._web.stop(_END_LIMIT_S) and ended
+        ended = self._beside.stop(_END_LIMIT_S) and ended
         if ended:
             self._loop.actions.close()
             for reporter in self._reporters.values():

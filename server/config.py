@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol import endpoint as endpoints
+from protocol import traceparent
 from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode
 from protocol.logline import FORMATS
@@ -79,6 +80,7 @@ class ServerConfig:
         http: ``HOST:PORT`` where pages and metrics are served, or empty for nowhere.
         log_level: of the server's log on stderr.
         log_format: of its lines, ``text`` or ``json``.
+        traces: share of traces whose messages become spans.
         cgroup_root: where control groups are mounted.
     """
 
@@ -97,6 +99,7 @@ class ServerConfig:
     http: str = ""
     log_level: str = "WARNING"
     log_format: str = FORMATS[0]
+    traces: float = 0.0
     cgroup_root: str = "/sys/fs/cgroup"
 
 
@@ -109,7 +112,7 @@ def read(
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
             ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
             ``namespace-ttl``, ``quota``, ``group``, ``http``, ``log-level``, ``log-format``,
-            ``cgroup-root``, ``config``: a file with more of them); None for what was not given.
+            ``traces``, ``cgroup-root``, ``config``: a file with more of them); None for what was not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 
@@ -187,6 +190,7 @@ def _parse(given: Mapping[str, str], environ: Mapping[str, str], user: int) -> S
         http=_http(setting("http")),
         log_level=_log_level(setting("log-level")),
         log_format=_word("log-format", setting("log-format"), FORMATS),
+        traces=_ratio(setting("traces")),
         cgroup_root=_folder("cgroup-root", setting("cgroup-root")) or "/sys/fs/cgroup",
     )
 
@@ -248,6 +252,13 @@ def _word(key: str, text: str, words: tuple[str, ...]) -> str:
     if wanted not in words:
         raise _invalid(key, text, " or ".join(words))
     return wanted
+
+
+def _ratio(text: str) -> float:
+    try:
+        return traceparent.parse_ratio(text)
+    except ValueError:
+        raise _invalid("traces", text, "a number from 0 to 1") from None
 
 
 def _http(text: str) -> str:

@@ -196,6 +196,14 @@ _ALL = (
         "How its lines look: for people, or each a JSON object for a collector",
     ),
     Setting(
+        "traces",
+        "RATIO",
+        "a share",
+        "a number from 0 to 1",
+        "0",
+        "Share of traced requests whose messages are sent as spans to OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
+    Setting(
         "cgroup-root",
         "PATH",
         "a path",

@@ -24,6 +24,8 @@ BREACHES = [
     ("protocol/device/host.py", "import torch", "torch only"),
     ("server/core/planted.py", "import protocol.device.interface", "the device seam is for"),
     ("protocol/planted.py", "import protocol.device.host", "the device seam is for"),
+    ("server/shell/planted.py", "import protocol.tracing.export", "the trace seam is for"),
+    ("server/tracing/planted.py", "import opentelemetry", "OpenTelemetry only behind"),
     # By a module that may: the direct import stands in the copier.
     ("server/shell/planted.py", "import server.copier.gpu", "the server's own process reaches no"),
     ("server/web/planted.py", "import server.core.index", "the pages know the server as any"),

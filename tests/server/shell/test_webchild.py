@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.shell import webchild
+from server.shell import sidechild
 from server.shell.complaints import Complaints
 from server.shell.webchild import WebChild, web_environment
 from tests.wire.process import ROOT, is_alive, wait_until
@@ -95,7 +95,7 @@ def test_what_it_said_long_before_is_not_why_it_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(webchild, "LAST_LINE_S", 0.3)
+    monkeypatch.setattr(sidechild, "LAST_LINE_S", 0.3)
     web = child(scripts, script, Complaints(interval_s=0))
     web.start()
     # Of one of them: the end of a process may take a while on a machine that is busy.

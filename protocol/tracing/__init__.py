@@ -1,0 +1,1 @@
+"""The trace seam: how a process hands spans to an OpenTelemetry collector. See ``export``."""

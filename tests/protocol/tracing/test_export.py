@@ -1,0 +1,119 @@
+"""Spans reach a collector as they were given; one that is slow, dead or refuses harms nobody."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+import pytest
+
+from protocol.traceparent import SpanRef
+from protocol.tracing import export
+from protocol.tracing.export import MAX_WAITING, Exporter, Span, TracingError
+from tests.wire.ports import free_port
+from tests.wire.process import wait_until
+
+collector = pytest.importorskip("tests.wire.collector")
+TRACE = 0x4BF92F3577B34DA6A3CE929D0E0E4736
+
+
+def span(number: int = 1, **more: object) -> Span:
+    return Span("kvkeep.lookup", SpanRef(TRACE, number), 9, 1_000, 3_000, **more)  # type: ignore[arg-type]
+
+
+def exporter(monkeypatch: pytest.MonkeyPatch, url: str, told: list[str]) -> Exporter:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    return Exporter("kvkeep-test", "1.2", told.append, batch_s=0.02)
+
+
+def test_a_span_arrives_with_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc")
+    told: list[str] = []
+    with collector.Collector() as end:
+        made = exporter(monkeypatch, end.url, told)
+        assert made.put(span(5, kind="SERVER", attributes={"kvkeep.op": "LOOKUP", "n": 3}))
+        assert made.put(Span("kvkeep.request", SpanRef(TRACE, 9), 0, 10, 5, failed="why"))
+        assert made.close(10)
+        child, root = end.spans
+        assert child.trace_id == root.trace_id == TRACE.to_bytes(16, "big")
+        assert (child.span_id, child.parent_span_id) == (bytes(7) + b"\5", bytes(7) + b"\t")
+        assert (child.start_time_unix_nano, child.end_time_unix_nano) == (1_000, 3_000)
+        assert collector.facts(child) == {"kvkeep.op": "LOOKUP", "n": 3}
+        assert child.kind == child.SPAN_KIND_SERVER
+        assert root.parent_span_id == b""
+        assert root.end_time_unix_nano == 10  # a clock that was set back
+        assert (root.status.code, root.status.message) == (2, "why")
+        assert end.services[child.span_id] == "kvkeep-test"
+        assert end.headers["x-key"] == "abc"
+    assert made.figures() == {"spans_sent": 2, "spans_dropped": 0, "spans_failed": 0}
+    assert told == []
+
+
+def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    with collector.Collector() as end:
+        made = exporter(monkeypatch, end.url, [])
+        made.put(span())
+        assert made.close(10)
+        assert list(end.services.values()) == ["mine"]
+
+
+def test_spans_are_sent_though_nobody_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector.Collector() as end:
+        made = exporter(monkeypatch, end.url, [])
+        made.put(span())
+        assert wait_until(lambda: made.num_sent == 1)
+        assert made.close(10)
+        assert not made.put(span())  # too late
+    assert made.num_dropped == 1
+
+
+def test_a_collector_that_is_not_there_is_told_and_nothing_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    told: list[str] = []
+    made = exporter(monkeypatch, f"http://127.0.0.1:{free_port()}", told)
+    made.put(span())
+    assert wait_until(lambda: made.num_failed == 1, limit_s=10)
+    assert made.close(10)
+    assert told[0].startswith("1 spans are lost after ")
+    assert caplog.records == []
+
+
+def test_one_that_is_slow_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector.Collector(wait_s=0.2) as end:
+        made = exporter(monkeypatch, end.url, [])
+        made.put(span())
+        assert wait_until(lambda: end.num_requests == 1)
+        begun_s = time.monotonic()
+        for number in range(MAX_WAITING + 10):
+            made.put(span(number + 1))
+        assert not made.close(0.05)
+        assert time.monotonic() - begun_s < 0.9
+        assert made.num_dropped == 10
+        assert made.close(10)
+        assert made.num_sent == MAX_WAITING + 1
+
+
+def test_one_that_refuses_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    with collector.Collector(status=400) as end, caplog.at_level(logging.DEBUG, "opentelemetry"):
+        made = exporter(monkeypatch, end.url, told)
+        made.put(span())
+        assert made.close(10)
+    assert made.num_failed == 1
+    assert len(told) == 1
+    assert [one for one in caplog.records if one.threadName == "kvkeep-traces"] == []
+
+
+def test_without_the_package_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    with pytest.raises(TracingError, match="pip install 'kvkeep"):
+        Exporter("x", "1", lambda text: None)
+    assert "tracing" in export.INSTALL
