@@ -6,6 +6,7 @@ main thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from server.bench import footprint
@@ -22,19 +23,22 @@ class Server(Child):
         arena_dir: folder of its extents.
     """
 
-    def __init__(self, place: Workplace, name: str, arena_bytes: int) -> None:
+    def __init__(
+        self, place: Workplace, name: str, arena_bytes: int, options: Sequence[str] = ()
+    ) -> None:
         """Starts it; ``wait_ready`` says when it serves.
 
         Args:
             place: the run it belongs to.
             name: unique within the run.
             arena_bytes: its arena.
+            options: further ones.
         """
         self.url = self.url_of(place, name)
         self.arena_dir: Path = place.shm_dir / name
         arguments = ["-m", "server", "launch", "--endpoint", self.url]
         arguments += ["--arena-dir", str(self.arena_dir), "--l1-size", str(arena_bytes)]
-        arguments += ["--arena-at-exit", "remove"]
+        arguments += ["--arena-at-exit", "remove", *options]
         super().__init__(place, name, arguments)
 
     @staticmethod

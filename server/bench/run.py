@@ -63,7 +63,7 @@ class Run:
         idle = self._idle(server)
         latency = self._latency(server)
         used = footprint.total(server.weights())
-        _stop(server)
+        stopped(server)
         moved = self._bandwidth()
         measured = Measured(
             warm=moved["warm"],
@@ -93,7 +93,7 @@ class Run:
         for number in range(count - 1):
             server, start_s = self._start(probe, f"start-{number}")
             took_s.append(start_s)
-            _stop(server)
+            stopped(server)
             progress(number + 1, count)
         server, start_s = self._start(probe, "start-last")
         progress(count, count)
@@ -120,7 +120,7 @@ class Run:
         echo = Child(self.place, "echo", ["-m", "adapter.conformance.loadgen", "echo", echo_url])
         echo.line(_REPLY_S)
         asker = Generator(self.place, "asker")
-        _join(asker, server, "bench-lookup", _SMALL_PAGE_BYTES, LOOKUP_BLOCKS)
+        joined(asker, server, "bench-lookup", _SMALL_PAGE_BYTES, LOOKUP_BLOCKS)
         ping = asker.order(
             "ping", _REPLY_S, self.begin("pings"), echo=echo_url, calls=self.sizing.calls
         )
@@ -152,7 +152,7 @@ class Run:
         engine = Generator(self.place, "engine")
         num_pages = self.sizing.pool_pages
         scratch = str(self.place.shm_dir)
-        _join(engine, server, "bench-move", PAGE_BYTES, num_pages, scratch)
+        joined(engine, server, "bench-move", PAGE_BYTES, num_pages, scratch)
         fill = engine.order(
             "fill",
             _REPLY_S,
@@ -168,7 +168,7 @@ class Run:
         heavy = server.heavy()
         engine.order("leave", _REPLY_S)
         engine.stop()
-        _stop(server)
+        stopped(server)
         return {
             "warm": {load: _bandwidth(rounds[f"load_{load}"]) for load in LOADS},
             "single": _bandwidth(single),
@@ -184,7 +184,7 @@ class Run:
         if not load:
             return self._rounds(server, engine, "warm slots", requests, PAGES_PER_REQUEST)
         flood = Generator(self.place, f"flood-{load}")
-        _join(flood, server, "bench-move", PAGE_BYTES, _FLOOD_PAGES)
+        joined(flood, server, "bench-move", PAGE_BYTES, _FLOOD_PAGES)
         flood.begin("flood", pid=server.pid, share=load / 100, seed=self.seed)
         flood.await_progress(_REPLY_S)
         name = f"warm slots, loop at {load} %"
@@ -210,7 +210,7 @@ class Run:
         )
 
 
-def _join(
+def joined(
     child: Generator,
     server: Server,
     model_id: str,
@@ -218,6 +218,19 @@ def _join(
     num_pages: int,
     scratch_dir: str = "",
 ) -> None:
+    """Has a load generator register a pool.
+
+    Args:
+        child: which.
+        server: with whom.
+        model_id: names the namespace.
+        page_bytes: bytes per page.
+        num_pages: pages in the pool.
+        scratch_dir: folder for plain copies; none are made without it.
+
+    Raises:
+        BenchError: it could not.
+    """
     child.order(
         "join",
         _REPLY_S,
@@ -230,7 +243,15 @@ def _join(
     )
 
 
-def _stop(server: Server) -> None:
+def stopped(server: Server) -> None:
+    """Ends a server.
+
+    Args:
+        server: which.
+
+    Raises:
+        BenchError: it did not end well.
+    """
     code = server.stop()
     if code != 0:
         raise BenchError(f"{server.name} ended with exit code {code} on SIGTERM")

@@ -12,19 +12,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.errors import KvkeepError
-from server.bench import children, figures, machine, report, sizing
+from server.bench import children, figures, machine, noise, report, scraping, sizing
 from server.bench.run import Begin, Run
 
 _FILE_COLUMNS = 110
 """Width of the table where no terminal says its own."""
 
 
-def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
+def run(as_json: bool, quick: bool, check: bool, seed: int, scrape: bool = False) -> int:
     """Measures and shows.
 
     Args:
@@ -32,6 +33,7 @@ def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
         quick: the short run.
         check: whether missed targets count.
         seed: of tokens and orders.
+        scrape: what scraping changes instead of everything.
 
     Returns:
         Exit code: 0; 1 for missed targets with ``check``; 2 when it could not measure; 130 after
@@ -42,14 +44,13 @@ def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
     try:
         sizes = sizing.choose(sizing.available_bytes(), quick)
         with _ended_by_signals(), children.workplace() as place, _progress(errors) as begin:
-            measured, taken = Run(place, sizes, seed, begin).measure()
+            found, taken = _measure(place, sizes, seed, begin, scraping.TURNS[quick], scrape)
     except (children.BenchError, KvkeepError, OSError) as error:
         errors.print(f"bench: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         errors.print("bench: stopped", highlight=False)
         return 130
-    found = figures.figures(measured)
     if as_json:
         document = report.document(found, facts, sizes, seed, quick, taken)
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -59,6 +60,21 @@ def run(as_json: bool, quick: bool, check: bool, seed: int) -> int:
             out.width = _FILE_COLUMNS
         report.show(out, found, facts)
     return 1 if check and figures.missed(found) else 0
+
+
+def _measure(
+    place: children.Workplace,
+    sizes: sizing.Sizing,
+    seed: int,
+    begin: Begin,
+    turns: scraping.Turns,
+    scrape: bool,
+) -> tuple[list[figures.Figure], dict[str, Any]]:
+    if scrape:
+        by_side, taken = scraping.ScrapeRun(place, sizes, turns, seed, begin).measure()
+        return noise.figures(by_side[False], by_side[True]), taken
+    measured, taken = Run(place, sizes, seed, begin).measure()
+    return figures.figures(measured), taken
 
 
 @contextmanager

@@ -21,7 +21,8 @@ _NUM_SEEDS = 1 << 31
     type=click.IntRange(0, _NUM_SEEDS - 1),
     help="Repeat the orders and tokens of an earlier run.",
 )
-def command(as_json: bool, quick: bool, check: bool, seed: int | None) -> None:
+@click.option("--scrape", is_flag=True, help="Measure what scraping every second changes, only.")
+def command(as_json: bool, quick: bool, check: bool, seed: int | None, scrape: bool) -> None:
     """Measure rates, latency and memory on this machine.
 
     Starts servers of its own on temporary endpoints; one that runs already is left alone, but
@@ -30,4 +31,4 @@ def command(as_json: bool, quick: bool, check: bool, seed: int | None) -> None:
     from server.bench import session
 
     chosen = secrets.randbelow(_NUM_SEEDS) if seed is None else seed
-    raise SystemExit(session.run(as_json, quick, check, chosen))
+    raise SystemExit(session.run(as_json, quick, check, chosen, scrape))

@@ -132,6 +132,17 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
             read=lambda _, stdout: read_bench(json.loads(stdout)),
         )
     )
+    steps.append(
+        Step(
+            "bench beside scraping",
+            (
+                *(python, "-m", "server", "bench", "--scrape", "--json", "--seed", str(seed)),
+                *arguments,
+            ),
+            limit_s=900,
+            read=lambda _, stdout: read_bench(json.loads(stdout)),
+        )
+    )
     soak = build / "slow-soak.json"
     soaking = ("--minutes", "0.5" if quick else "30", "--seed", str(seed), "--json", str(soak))
     steps.append(
