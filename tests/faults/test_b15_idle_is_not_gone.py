@@ -65,34 +65,32 @@ class Child:
 
 
 @pytest.fixture
-def child(own_server: ServerProcess, tmp_path: Path) -> Iterator[Child]:
-    made = Child(own_server, write_model(tmp_path / "m"))
+def children(own_server: ServerProcess, tmp_path: Path) -> Iterator[list[Child]]:
+    made = [Child(own_server, write_model(tmp_path / name)) for name in ("a", "b")]
     yield made
-    made.process.send_signal(signal.SIGCONT)
-    with made.process:
-        made.process.kill()
+    for one in made:
+        one.process.send_signal(signal.SIGCONT)
+        with one.process:
+            one.process.kill()
 
 
-def test_b15_an_idle_engine_stays_registered(child: Child) -> None:
-    assert child.ask("run") == "28"
-    time.sleep(IDLE_S)
-    assert child.ask("session") == "same"
-    assert child.ask("run") == "28"
-
-
-def test_b15_an_engine_that_stood_still_misses_once_and_hits_again(
-    own_server: ServerProcess, child: Child
+def test_b15_an_idle_engine_stays_registered_and_one_that_stood_still_misses_once(
+    own_server: ServerProcess, children: list[Child]
 ) -> None:
-    assert child.ask("run") == "28"
-    os.kill(child.process.pid, signal.SIGSTOP)
+    """Both over the same time: one asks nothing, one is stopped, and hits again after its miss."""
+    idle, stopped = children
+    assert [one.ask("run") for one in children] == ["28", "28"]
+    os.kill(stopped.process.pid, signal.SIGSTOP)
     time.sleep(IDLE_S)
-    assert stats(own_server.side_path, 5.0)["sessions"] == 1  # it has not exited
-    os.kill(child.process.pid, signal.SIGCONT)
-    offered = [child.ask("run") for _ in range(2)]
+    assert stats(own_server.side_path, 5.0)["sessions"] == 2  # it has not exited
+    assert idle.ask("session") == "same"
+    assert idle.ask("run") == "28"
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    offered = [stopped.ask("run") for _ in range(2)]
     assert offered[0] in ("0", "28")
     if offered[1] != "28":  # it may have to join anew, which takes no longer than this
-        assert wait_until(lambda: child.ask("run") == "28", 2)
-    assert stats(own_server.side_path, 5.0)["sessions"] == 1
+        assert wait_until(lambda: stopped.ask("run") == "28", 2)
+    assert stats(own_server.side_path, 5.0)["sessions"] == 2
 
 
 def test_b15_an_engine_uncached_for_good_leaves_when_its_promises_are_kept(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,31 +40,36 @@ def server(short_dir: Path, shm_dir: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_b24_a_request_that_queues_for_long_loads_all_bytes(
-    server: ServerProcess, model: Path, num_ranks: int
+    server: ServerProcess, model: Path
 ) -> None:
-    rigs = [
-        EngineRig(server.url, model) if num_ranks == 1 else RankRig(server.url, model, num_ranks)
-        for _ in range(2)
-    ]
-    rig, presser = (one.register() for one in rigs)
+    """Of an engine of one rank, and of one of two, over the same time."""
+    url = server.url
+    solo: list[EngineRig] = [EngineRig(url, model).register() for _ in range(2)]
+    duo: list[EngineRig] = [RankRig(url, model, 2).register() for _ in range(2)]
+    pairs = [(solo[0], solo[1]), (duo[0], duo[1])]
     try:
-        rig.run_saved(PROMPT)
-        request, offered, pages = rig.begin(PROMPT)
-        assert offered == 28
-        press(presser, SLOTS_OF_A_SHARD)
+        queued = []
+        for rig, presser in pairs:
+            rig.run_saved(PROMPT)
+            request, offered, pages = rig.begin(PROMPT)
+            assert offered == 28
+            press(presser, SLOTS_OF_A_SHARD)
+            queued.append((request, pages))
         end_s = time.monotonic() + WAIT_S
         while time.monotonic() < end_s:  # far more iterations than a request is remembered for
-            rig.iterate(Output())
+            for rig, _ in pairs:
+                rig.iterate(Output())
             time.sleep(0.05)  # a pace
-        press(presser, 20)
-        report = Report(request.request_id, PROMPT, pages, 0, len(PROMPT) - offered)
-        rig.iterate(Output([report]), forward=lambda: rig.check(PROMPT, pages, offered // SIZE))
-        assert rig.worker.counters()["pages_loaded"] == 7
-        rig.check_nothing_leased()
+        for (rig, presser), (request, pages) in zip(pairs, queued, strict=True):
+            press(presser, 20)
+            report = Report(request.request_id, PROMPT, pages, 0, len(PROMPT) - 28)
+            rig.iterate(Output([report]), forward=partial(rig.check, PROMPT, pages, 28 // SIZE))
+            assert rig.worker.counters()["pages_loaded"] == 7
+        for rig, _ in pairs:
+            rig.check_nothing_leased()
     finally:
-        for one in rigs:
+        for one in (*solo, *duo):
             one.close()
 
 

@@ -348,6 +348,12 @@ def test_what_was_cleared_does_not_come_back_in_extents_that_were_to_go(
         assert kept.check(engine) == 0
 
 
+def unless_dead(process: subprocess.Popen[bytes]) -> None:
+    """Ends the wait for an answer that cannot come any more."""
+    if process.poll() is not None:
+        raise ConnectionError("the server was killed")
+
+
 @pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_any_instant_it_loses_only_what_was_not_committed(
     short_dir: Path, shm_dir: Path, kills: int
@@ -362,6 +368,7 @@ def test_killed_at_any_instant_it_loses_only_what_was_not_committed(
         published: list[int] = []
         with launch(short_dir, shm_dir / "a", *small) as server, connect(server) as engine:
             kept.check(engine)
+            engine.wire.on_wait = lambda process=server.process: unless_dead(process)
             timer = threading.Timer(chance.uniform(0.02, 0.6), server.process.kill)
             timer.start()
             try:
