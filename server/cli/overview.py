@@ -95,12 +95,20 @@ def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
 
 
 def hits(stats: Mapping[str, int]) -> dict[str, int]:
-    """How much of what was asked for was there: chunks since the server's start."""
+    """How much of what was asked for was there, since the server's start.
+
+    Returns:
+        Chunks, and tokens as docs/observability.md has them; hits by tier are ``hit_tokens_…``.
+    """
     return {
         "requested_chunks": stats.get("lookup_chunks", 0),
         "hit_chunks": stats.get("hit_chunks", 0),
         "retrieved_chunks": stats.get("retrieved_chunks", 0),
         "published_chunks": stats.get("published_chunks", 0),
+        "requested_tokens": stats.get("requested_tokens", 0),
+        "hit_tokens_l1": 0,
+        **{name: value for name, value in stats.items() if name.startswith("hit_tokens_")},
+        "loaded_tokens": stats.get("loaded_tokens", 0),
     }
 
 

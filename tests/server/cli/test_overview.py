@@ -36,12 +36,17 @@ def test_all_that_was_told_is_there_as_plain_values() -> None:
         "hit_chunks": 150,
         "retrieved_chunks": 120,
         "published_chunks": 14,
+        "requested_tokens": 6400,
+        "hit_tokens_l1": 4480,
+        "hit_tokens_disk": 320,
+        "loaded_tokens": 3840,
     }
 
 
 def test_counters_that_did_not_count_yet_are_zero() -> None:
     found = overview.document(reply(latency={}), {})
     assert found["hits"]["hit_chunks"] == found["l1"]["chunks"] == 0
+    assert found["hits"]["hit_tokens_l1"] == found["hits"]["loaded_tokens"] == 0
 
 
 def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:

@@ -28,6 +28,9 @@ def test_it_agrees_with_what_the_client_counted(holding: Cached) -> None:
         "hit_chunks": hit,
         "retrieved_chunks": loaded,
         "published_chunks": 7,
+        "requested_tokens": 32 * asked,
+        "hit_tokens_l1": 32 * hit,
+        "loaded_tokens": 32 * loaded,
     }
     assert document["l1"]["chunks"] == 7
     assert document["server"]["pid"] == holding.server.pid

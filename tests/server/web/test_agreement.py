@@ -18,8 +18,8 @@ from server.web.names import place
 from server.web.watch import FRESH_S
 from tests.server.web.pageserver import Pages, serving
 from tests.server.web.traffic import Script, scripted
-from tests.wire.client import make_namespace
-from tests.wire.process import ROOT, ServerProcess
+from tests.wire.client import make_keys, make_namespace
+from tests.wire.process import ROOT, ServerProcess, wait_until
 
 # What a script counts, by the name that STATS has for it.
 COUNTS = {
@@ -129,13 +129,52 @@ def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[st
 
 
 def check_command(server: ServerProcess, stats: dict[str, int]) -> None:
-    """``status --json`` says the same."""
-    assert asked(server, "status")["hits"] == {
+    """``status --json`` and ``top --json`` say the same."""
+    expected = {
         "requested_chunks": stats["lookup_chunks"],
         "hit_chunks": stats["hit_chunks"],
         "retrieved_chunks": stats["retrieved_chunks"],
         "published_chunks": stats["published_chunks"],
     }
+    tokens = ("requested_tokens", "loaded_tokens")
+    places = [name for name in stats if name.startswith("hit_tokens_")]
+    expected |= {name: stats[name] for name in (*tokens, *places)}
+    for command in ("status", "top --once --interval 0.2"):
+        assert asked(server, command)["hits"] == expected, command
+
+
+def test_hits_are_told_by_the_tier_that_had_them(short_dir: Path, shm_dir: Path) -> None:
+    """One prompt has left L1 and comes from below, another is still there."""
+    below = ("--l2", f"disk:{short_dir}/l2?size=64M", "--promote-deadline", "20")
+    sizes = ("--l1-size", "2M", "--extent-size", "1M", *below)
+    with ServerProcess(short_dir, shm_dir / "a", *sizes) as server:
+        script = scripted(server)
+        engine, tokens = script.engine, script.engine.namespace.chunk_tokens
+        try:
+            chains = [make_keys(seed, 12) for seed in range(1, 15)]
+            for number, keys in enumerate(chains):
+                script.save(keys, [(number + page) % engine.num_pages for page in range(12)])
+                assert wait_until(lambda: written(server) >= script.counted.copied_bytes, 20)
+            first = engine.lookup(chains[0])
+            assert first.pending
+            assert script.await_rest() == 12
+            assert script.load(chains[-1]) == 12
+            stats = asking.stats(server.side_path, 10)
+            told = {name: value for name, value in stats.items() if "_tokens" in name}
+            assert told == {
+                "requested_tokens": 24 * tokens,
+                "hit_tokens_l1": (12 + first.ready) * tokens,
+                "hit_tokens_disk": (12 - first.ready) * tokens,
+                "loaded_tokens": 24 * tokens,
+            }
+            check_command(server, stats)
+        finally:
+            engine.close()
+
+
+def written(server: ServerProcess) -> int:
+    """Bytes that the tier was given."""
+    return asking.stats(server.side_path, 10).get("tier_disk_put_bytes", 0)
 
 
 def asked(server: ServerProcess, words: str) -> dict[str, Any]:

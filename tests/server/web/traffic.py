@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.messages import LookupReply, QueryPrefetchStatus
 from protocol.namespace import Namespace
 from tests.wire.client import Engine, make_keys
 from tests.wire.process import ServerProcess
@@ -83,6 +84,15 @@ class Script:
                 self.engine.read(found.lease, 1)
                 self.counted.loaded += 1
             self.engine.release(found.lease)
+        return found.ready
+
+    def await_rest(self) -> int:
+        """Waits for what tiers bring after a LOOKUP, and loads all; returns what is there then."""
+        engine = self.engine
+        query = QueryPrefetchStatus(session=engine.session, request=1, wait_ms=20_000)
+        found = engine.wire.call(query, LookupReply, 25)
+        engine.read(found.lease, found.ready)
+        engine.release(found.lease)
         return found.ready
 
     def play(self, prompts: int, chunks: int = 12, seed: int = 1) -> None:
