@@ -84,6 +84,7 @@ class Op(IntEnum):
     QUOTAS = 40
     EVENTS = 41
     SNAPSHOT = 42
+    DELETE_SALT = 43
 
 
 class StopReason(IntEnum):
@@ -606,6 +607,36 @@ class Delete(Request, frozen=True, kw_only=True):
     keys: HashBlob
 
 
+class DeleteSalt(Request, frozen=True, kw_only=True):
+    """Forgets all that was stored under one salt, or counts it.
+
+    Attributes:
+        tenant: digest of the salt.
+        look: whether it is only counted.
+    """
+
+    op: ClassVar[Op] = Op.DELETE_SALT
+    tenant: Bytes16
+    look: bool = False
+
+
+class DeleteSaltReply(ChunkCountReply, frozen=True, kw_only=True):
+    """What was there of a salt.
+
+    Attributes:
+        tier_values: parts of chunks in lower tiers that know whose theirs are, by name.
+        tiers_unknown: tiers that are written to and do not know, or could not be asked: of them
+            goes what L1 and the others named.
+        tiers_pending: lower tiers that have not forgotten yet.
+        more: a tier has more: ask again.
+    """
+
+    tier_values: Annotated[dict[Text, Count], Meta(max_length=limits.MAX_STATUS_ROWS)] = {}
+    tiers_unknown: Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_STATUS_ROWS)] = ()
+    tiers_pending: Count = 0
+    more: bool = False
+
+
 class Warm(Request, frozen=True, kw_only=True):
     """Begins to load chunks from lower tiers before anybody asks for them.
 
@@ -796,6 +827,7 @@ _PAIRS: tuple[tuple[type[Request], type[Body]], ...] = (
     (Quotas, QuotasReply),
     (Events, EventsReply),
     (Snapshot, SnapshotReply),
+    (DeleteSalt, DeleteSaltReply),
 )
 
 REQUEST_TYPES: dict[int, type[Request]] = {int(pair[0].op): pair[0] for pair in _PAIRS}

@@ -1,4 +1,4 @@
-"""``delete``: has prompts forgotten everywhere, and looks afterwards.
+"""``delete``: has prompts, or all of a salt, forgotten everywhere, and looks afterwards.
 
 Must not know: how a server is asked. Runs in: the process of the command line.
 """
@@ -23,6 +23,12 @@ _KEY_BYTES = 16
 @prefixes.namespace_option
 @prefixes.options
 @click.option(
+    "--tenant",
+    metavar="salt/DIGITS",
+    help="Instead of prompts: all that was stored under the salt of that digest, as kvkeep quota "
+    "list shows it.",
+)
+@click.option(
     "--from-token",
     metavar="N",
     type=click.IntRange(0),
@@ -31,24 +37,35 @@ _KEY_BYTES = 16
     "chunk that it is in goes.  [default: 0, all of the prompt]",
 )
 def command(
-    endpoint: str | None, as_json: bool, namespace: str | None, from_token: int, **named: Any
+    endpoint: str | None,
+    as_json: bool,
+    namespace: str | None,
+    from_token: int,
+    tenant: str | None,
+    **named: Any,
 ) -> None:
     """Forget prompts, and everything that continues them, in L1 and in every lower tier.
 
-    --namespace must be given. It asks the server afterwards whether anything of them is still
-    found. A tier that is away is told when it is back, and not asked for the namespace before. The
-    exit code is 1 when no server answers or it refuses, 3 when a tier has not forgotten yet, or
-    something was stored anew meanwhile.
+    --namespace must be given with prompts. With --salt alone, or --tenant, all that was stored
+    under that salt goes, in every namespace. It asks the server afterwards whether anything of
+    them is still found. A tier that is away is told when it is back, and not asked for the
+    namespace before. The exit code is 1 when no server answers or it refuses, 3 when a tier has not
+    forgotten yet or cannot tell whose its values are, or something was stored anew meanwhile.
     """
     from protocol.errors import ConfigError
 
     at = reaching.place(endpoint)
+    wanted = prefixes.Wanted(**named)
+    is_of_salt = wanted.salt is not None and namespace is None and not wanted.is_any
+    if tenant is not None or is_of_salt:
+        _delete_salt(at, as_json, _digest(wanted, namespace, tenant, from_token))
+        return
     if namespace is None:
         reaching.refuse("say where to delete from: --namespace NAME")
     try:
         with reaching.connected(at, "delete") as asker:
             known = asker.status(reaching.LIMIT_S).namespaces
-            meant = prefixes.resolve(known, namespace, prefixes.Wanted(**named))
+            meant = prefixes.resolve(known, namespace, wanted)
             document = _delete(asker, meant, first_chunk(meant, from_token))
     except ConfigError as error:
         reaching.refuse(str(error))
@@ -58,6 +75,105 @@ def command(
         click.echo(told(document))
     if document["tiers_pending"] or document["found_after"]:
         raise SystemExit(reaching.EXIT_OTHER)
+
+
+def _digest(
+    wanted: prefixes.Wanted, namespace: str | None, tenant: str | None, from_token: int
+) -> bytes:
+    """The digest of the salt that is meant.
+
+    Raises:
+        SystemExit: with EXIT_CONFIG, after one line.
+    """
+    from protocol.keys import ReuseScope
+    from protocol.quotas import TenantKind
+    from server.quotaspec import parse_tenant
+
+    if tenant is None:
+        if from_token:
+            reaching.refuse("--from-token goes with prompts: --tokens FILE, or --key HEX")
+        return ReuseScope(cache_salt=wanted.salt).tenant()
+    if wanted.is_any or wanted.salt is not None or namespace is not None or from_token:
+        reaching.refuse("--tenant stands alone: all that was stored under its salt goes")
+    kind, digest = parse_tenant(tenant) or (TenantKind.NAMESPACE, b"")
+    if kind is not TenantKind.SALT:
+        reaching.refuse(
+            f"tenant={tenant!r}: expected salt/ and 32 hex digits; a namespace goes with kvkeep "
+            "clear"
+        )
+    return digest
+
+
+def _delete_salt(at: reaching.Place, as_json: bool, digest: bytes) -> None:
+    """Deletes all of a salt, looks, and tells.
+
+    Raises:
+        SystemExit: with EXIT_OTHER where something is left, or may be.
+    """
+    with reaching.connected(at, "delete") as asker:
+        document = _of_salt(asker, digest)
+    if as_json:
+        reaching.show(document)
+    else:
+        click.echo(told_of_salt(document))
+    if document["tiers_pending"] or document["tiers_unknown"] or document["found_after"]:
+        raise SystemExit(reaching.EXIT_OTHER)
+
+
+def _of_salt(asker: Asker, digest: bytes) -> dict[str, Any]:
+    """Asks until nothing is left to delete, and then once more.
+
+    Returns:
+        ``deleted`` chunks of L1, ``tier_values`` deleted by tier, ``tiers_unknown``,
+        ``tiers_pending``, and ``found_after`` in L1 and tiers together.
+    """
+    from protocol.messages import DeleteSalt, DeleteSaltReply
+    from protocol.quotas import TenantKind
+    from server.quotaspec import tenant_name
+
+    deleted, values, unknown = 0, dict[str, int](), set[str]()
+    while True:
+        body = DeleteSalt(tenant=digest)
+        reply = asker.expect(body, DeleteSaltReply, reaching.FORGET_LIMIT_S)
+        deleted += reply.chunks
+        for name, number in reply.tier_values.items():
+            values[name] = values.get(name, 0) + number
+        unknown.update(reply.tiers_unknown)
+        # What a tier has not forgotten it would name again, and again.
+        if not reply.more or reply.tiers_pending:
+            break
+    look = asker.expect(
+        DeleteSalt(tenant=digest, look=True), DeleteSaltReply, reaching.FORGET_LIMIT_S
+    )
+    return {
+        "tenant": tenant_name(TenantKind.SALT, digest),
+        "deleted": deleted,
+        "tier_values": values,
+        "tiers_unknown": sorted(unknown),
+        "tiers_pending": reply.tiers_pending,
+        "found_after": look.chunks + sum(look.tier_values.values()),
+    }
+
+
+def told_of_salt(document: dict[str, Any]) -> str:
+    """What came of it, for people."""
+    lines = [f"deleted {document['deleted']} chunks from L1"]
+    for name, number in sorted(document["tier_values"].items()):
+        lines.append(f"deleted {number} values from {name}")
+    lines += [
+        f"{name} cannot tell whose its values are, or could not be asked: of it went what the "
+        "lines above name"
+        for name in document["tiers_unknown"]
+    ]
+    after = document["found_after"]
+    lines.append(
+        f"asked again: {after} are there; they were stored anew, or are not forgotten yet"
+        if after
+        else "asked again: nothing of it is found"
+    )
+    if document["tiers_pending"]:
+        lines.append(f"{document['tiers_pending']} tiers have not forgotten yet: ask again later")
+    return "\n".join(lines)
 
 
 def first_chunk(meant: prefixes.Resolved, from_token: int) -> int:

@@ -29,6 +29,7 @@ from server.core.handlers import Handlers
 from server.core.integrity import IntegrityError
 from server.core.outbox import Ticket
 from server.core.peers import Peer
+from server.core.slots import Slots
 from server.core.state import State
 from server.core.tiers.parts import unpack_shares
 
@@ -38,6 +39,7 @@ CAPABILITIES = (
     "clear",
     "cuda-ipc",
     "delete",
+    "delete-salt",
     "events",
     "inspect",
     "pin",
@@ -313,6 +315,11 @@ class Core:
         """TierHealth ended; arguments as for ``porter_ready``, and bytes by tenant, packed."""
         self._state.clock.advance(now_ns)
         self._state.tiers.checked(job, ok, used_bytes, capacity_bytes, *unpack_shares(shares))
+
+    def salt_found(self, search: int, slots: Slots, generations: Slots, now_ns: int) -> None:
+        """FindSalt ended: slots of the extent, and the generations of their records."""
+        self._state.clock.advance(now_ns)
+        self._state.operations.salts.found(search, slots, generations)
 
     def tier_moves(self, tier: TierId, now_ns: int) -> None:
         """A tier's porter gets on with what it was asked, though nothing of it has ended."""

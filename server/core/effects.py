@@ -18,6 +18,7 @@ from protocol.ids import ExtentId, Fingerprint, PoolId, SessionId
 from protocol.layout import Memory
 from protocol.namespace import Namespace
 from server.core.book import KeepQuotas as KeepQuotas
+from server.core.finding import FindSalt as FindSalt
 from server.core.tiers.listed import Asked as Asked
 from server.core.tiers.listed import TierAllot as TierAllot
 from server.core.tiers.listed import TierKeep as TierKeep
@@ -422,6 +423,7 @@ Effect = (
     | DropPoolOffer
     | StartCopy
     | VoidRecords
+    | FindSalt
     | WriteRecords
     | TierProbe
     | TierGet

@@ -13,6 +13,7 @@ from protocol.messages import (
     Body,
     Clear,
     Delete,
+    DeleteSalt,
     Inspect,
     InspectReply,
     Pin,
@@ -42,7 +43,7 @@ from server.core.tiers.warm import Warm
 
 
 class OperatorHandlers:
-    """STATS, STATUS, QUOTAS, CLEAR, DELETE, INSPECT, PIN, UNPIN, WARM and what follows it.
+    """STATS, STATUS, QUOTAS, CLEAR, DELETE and DELETE_SALT, INSPECT, PIN, UNPIN, WARM and its like.
 
     Args:
         desk: references and answers.
@@ -61,6 +62,7 @@ class OperatorHandlers:
             Quotas: self._quotas,
             Clear: self._clear,
             Delete: self._delete,
+            DeleteSalt: self._delete_salt,
             Inspect: self._inspect,
             Pin: self._pin,
             Unpin: self._unpin,
@@ -102,6 +104,10 @@ class OperatorHandlers:
         owner = operations.owner(body.fingerprint)
         self._desk.wait(ticket)
         operations.delete(owner, body.keys, ticket)
+
+    def _delete_salt(self, process: Process, body: DeleteSalt, ticket: Ticket) -> None:
+        self._state.operations.salts.begin(body.tenant, body.look, ticket)
+        self._desk.wait(ticket)
 
     def _inspect(self, process: Process, body: Inspect, ticket: Ticket) -> Body | None:
         state = self._state

@@ -30,6 +30,7 @@ from server.core.outbox import Outbox, Ticket
 from server.core.publishing import Publisher
 from server.core.reservations import Reservations
 from server.core.roster import Roster
+from server.core.saltdeletion import SaltDeletion
 from server.core.slots import FREE, HELD, NO_NODE, RESERVED, ZOMBIE
 from server.core.tiers.forgetting import Forgetting
 from server.core.tiers.unknown import Unknown
@@ -80,6 +81,7 @@ class Operations:
 
     Attributes:
         pins: by namespace and last key.
+        salts: deletes all of a salt.
         events: where it is noted that a namespace was cleared; None while nobody asks for that.
     """
 
@@ -113,6 +115,9 @@ class Operations:
         self._unknown = unknown
         self.events: EventLog | None = None
         self.pins: dict[tuple[Fingerprint, bytes], PinnedPrefix] = {}
+        self.salts = SaltDeletion(
+            outbox, arena, roster, departures, lanes, forgetting, self._drop, fault
+        )
 
     def owner(self, name: bytes) -> Owner:
         """The namespace of a fingerprint.

@@ -85,6 +85,7 @@ class Actions:
             fx.DropPoolOffer: self._drop_pool_offer,
             fx.StartCopy: self._start_copy,
             fx.VoidRecords: self._void_records,
+            fx.FindSalt: self._find_salt,
             fx.WriteRecords: lambda effect: self._extents[effect.extent].write(
                 effect.slots, effect.records
             ),
@@ -240,6 +241,12 @@ class Actions:
         if descriptor is not None:
             self._allocator.close(descriptor)
             self._sides.tell(ForgetPool(effect.process, effect.pool))
+
+    def _find_salt(self, effect: fx.FindSalt) -> None:
+        slots, generations = self._extents[effect.extent].of_salt(
+            effect.begin, effect.end, effect.salt
+        )
+        self._core.salt_found(effect.search, slots, generations, clock.now_ns())
 
     def _void_records(self, effect: fx.VoidRecords) -> None:
         file = self._extents[effect.extent]

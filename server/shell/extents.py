@@ -106,6 +106,20 @@ class ExtentFile:
         # Its own statement after the fields: a kill in between leaves the records void.
         self.records["checksum"][slots] = rows["checksum"]
 
+    def of_salt(
+        self, begin: int, end: int, salt: bytes
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Slots whose records name a salt, and the records' generations.
+
+        Args:
+            begin: first slot to look at.
+            end: behind the last one.
+            salt: digest of it.
+        """
+        rows = self.records[begin:end]
+        found = np.flatnonzero((rows["tenant"] == np.void(salt)) & (rows["checksum"] != 0))
+        return begin + found, rows["generation"][found].astype(np.int64)
+
     def close(self) -> None:
         """Gives both descriptors back and drops the mapping."""
         self.writable.give_back()

@@ -103,6 +103,11 @@ class Forgetting:
         tiers.closed.append(lambda tier: self._settle())
 
     @property
+    def tiers(self) -> list[Tier]:
+        """All of them."""
+        return self._tiers.tiers
+
+    @property
     def is_needed(self) -> bool:
         """Whether there is any tier that must be told."""
         return any(tier.policy.writes for tier in self._tiers.tiers)
@@ -151,17 +156,27 @@ class Forgetting:
         """
         if keys:
             self.begun(owner)
-        for tier in self._tiers.tiers if keys else ():
+            self.delete_name(owner.fingerprint, keys, owner.num_shards)
+
+    def delete_name(self, fingerprint: Fingerprint, keys: bytes, shards: int) -> None:
+        """The same of a namespace that may be known to tiers only.
+
+        Args:
+            fingerprint: of it.
+            keys: 16 bytes per chunk, one at least.
+            shards: parts 0 to ``shards - 1`` of each go.
+        """
+        for tier in self._tiers.tiers:
             if not tier.policy.writes:
                 continue
-            owed = self._owe(tier, owner.fingerprint, owner.num_shards)
+            owed = self._owe(tier, fingerprint, shards)
             if not owed.is_all:
                 owed.keys += keys
             if len(owed.keys) > MAX_OWED_KEYS * ID_BYTES:
                 owed.is_all = True
                 owed.keys.clear()
                 tier.count("deletes_widened")
-            self._begin(tier, owner.fingerprint, owed)
+            self._begin(tier, fingerprint, owed)
 
     def owes(self, number: TierId, fingerprint: Fingerprint, shards: int, keys: bytes) -> None:
         """Takes over what a former server wrote down, also for a tier that is only read by now.

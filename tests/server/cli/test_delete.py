@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from protocol.messages import LookupReply, QueryPrefetchStatus
+from protocol.keys import ReuseScope
+from protocol.messages import LookupReply, QueryPrefetchStatus, Store, StoreReply
 from server import asking
-from server.cli.delete import told
+from server.cli.delete import told, told_of_salt
+from tests.server.cli import test_quota
 from tests.server.cli.cached import FIRST, SECOND, SYSTEM, Cached, cached, keys_of
 from tests.wire.process import wait_until
 
@@ -44,6 +46,11 @@ def test_what_makes_no_sense_is_refused(holding: Cached) -> None:
         (["--namespace", holding.name], "--tokens FILE, or --key HEX"),
         (["--namespace", holding.name, "--key", "xyz"], "32 hex digits of a chunk's key"),
         (["--namespace", "0" * 32, "--key", "1" * 32, "--from-token", "9"], "--tokens with it"),
+        (["--salt", ""], "an empty salt is none"),
+        (["--salt", "x", "--namespace", holding.name], "--tokens FILE, or --key HEX"),
+        (["--salt", "x", "--from-token", "9"], "goes with prompts"),
+        (["--tenant", "salt/" + "1" * 32, "--salt", "x"], "--tenant stands alone"),
+        (["--tenant", f"namespace/{holding.name}"], "kvkeep clear"),
     ):
         refused = holding.run("delete", *arguments)
         assert refused.exit_code == 2, refused.output
@@ -68,6 +75,80 @@ def test_a_tier_forgets_too(short_dir: Path, shm_dir: Path) -> None:
         body = QueryPrefetchStatus(session=engine.session, request=1, wait_ms=5000)
         reply = engine.wire.call(body, LookupReply)
         assert (reply.ready, reply.final) == (0, True)
+
+
+def save_as(holding: Cached, salt: str, tokens: list[int]) -> list[bytes]:
+    """Saves a prompt as an engine does for a salted request."""
+    engine, keys = holding.engine, keys_of(tokens, salt)
+    body = Store(
+        session=engine.session,
+        store=1_000_000 + len(salt),
+        request=1,
+        shard=0,
+        start=0,
+        parent=b"",
+        keys=b"".join(keys),
+        pages=b"".join(number.to_bytes(4, "little") for number in range(len(keys))),
+        tenant=ReuseScope(cache_salt=salt).tenant(),
+    )
+    stored = engine.wire.call(body, StoreReply)
+    assert engine.commit(body.store, stored.copied).published == len(keys)
+    return keys
+
+
+def test_all_of_a_salt_goes_from_l1_and_the_disk_and_of_nobody_else(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    (short_dir / "l2").mkdir()
+    with cached(short_dir, shm_dir, "--l2", f"disk:{short_dir}/l2?size=64M") as holding:
+        mine, others = save_as(holding, "tenant", FIRST), save_as(holding, "another", FIRST)
+        num_bytes = (7 + len(mine) + len(others)) * 16_384
+
+        def put_bytes() -> int:
+            stats = asking.stats(holding.server.side_path, 10.0)
+            return stats.get("tier_disk_put_bytes", 0)
+
+        assert wait_until(lambda: put_bytes() >= num_bytes, 20.0, 0.05)
+        words = ("set", "1M", "--tier", "disk", "--salt", "tenant")
+        (quota,) = test_quota.told(holding, *words)["quotas"]
+        assert (quota["tier"], quota["floor_bytes"]) == ("disk", 1 << 20)
+        digits = ReuseScope(cache_salt="tenant").tenant().hex()
+        found = holding.told("delete", "--salt", "tenant")
+        assert found == {
+            "tenant": f"salt/{digits}",
+            "deleted": len(mine),
+            "tier_values": {"disk": len(mine)},
+            "tiers_unknown": [],
+            "tiers_pending": 0,
+            "found_after": 0,
+        }
+        engine = holding.engine
+        engine.lookup(mine)
+        body = QueryPrefetchStatus(session=engine.session, request=1, wait_ms=5000)
+        reply = engine.wire.call(body, LookupReply)
+        assert (reply.ready, reply.final) == (0, True)
+        assert engine.lookup(others, request=2).ready == len(others)
+        assert held(holding, FIRST, SECOND) == [5, 4]
+        shown = holding.run("delete", "--tenant", f"salt/{digits}")
+        assert shown.output.splitlines() == [
+            "deleted 0 chunks from L1",
+            "deleted 0 values from disk",
+            "asked again: nothing of it is found",
+        ]
+
+
+def test_what_of_a_salt_may_be_left_is_said() -> None:
+    document = {
+        "deleted": 1,
+        "tier_values": {"disk": 2},
+        "tiers_unknown": ["valkey"],
+        "tiers_pending": 1,
+        "found_after": 3,
+    }
+    lines = told_of_salt(document).splitlines()
+    assert lines[2].startswith("valkey cannot tell whose")
+    assert lines[3].startswith("asked again: 3 are there")
+    assert lines[4].startswith("1 tiers have not forgotten yet")
 
 
 def test_what_is_not_over_yet_is_said() -> None:

@@ -40,7 +40,7 @@ def begun(*tiers: TierConfig) -> tuple[TierWorld, Engine]:
 def test_a_tier_is_told_at_once_and_by_its_next_porter_before_any_write() -> None:
     world, engine = begun()
     world.up()
-    assert world.tiers[0].quotas is None, "nothing is said where there is none"
+    assert not world.tiers[0].quotas, "nothing is said where there is none"
     rows = allot(engine, change(40, 60))
     assert [(one.tier, one.floor_bytes, one.limit_bytes) for one in rows] == [("disk", 40, 60)]
     assert world.tiers[0].quotas == [Share(True, SALT, 40, 60)]

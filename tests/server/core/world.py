@@ -104,6 +104,7 @@ class World:
             fx.ClosePool: lambda effect: self._later(effect, self.auto_pools, self.close),
             fx.StartCopy: self.start_copy,
             fx.VoidRecords: self._void,
+            fx.FindSalt: self._find_salt,
             fx.WriteRecords: self.write_records,
             fx.RemoveExtent: lambda effect: self.remove(effect.extent),
             fx.GiveExtent: lambda effect: self.engines[effect.process].given(effect),
@@ -183,6 +184,16 @@ class World:
             if effect.reused:
                 assert (effect.extent, slot) not in self.claimed(), "reused while read"
                 shadow.generations[slot] = 0
+
+    def _find_salt(self, effect: fx.FindSalt) -> None:
+        rows = list(enumerate(self.extents[effect.extent].records))[effect.begin : effect.end]
+        found = [
+            (slot, int(row["generation"]))
+            for slot, row in rows
+            if row is not None and row["tenant"].tobytes() == effect.salt
+        ]
+        slots, generations = np.array(found, np.int64).reshape(-1, 2).T
+        self.core.salt_found(effect.search, slots, generations, self.now_ns)
 
     def _later(self, effect: Any, at_once: bool, act: Callable[[Any], None]) -> None:
         if at_once:

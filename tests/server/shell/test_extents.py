@@ -159,6 +159,21 @@ def test_records_are_written_and_voided_slot_by_slot(shm_dir: Path) -> None:
     file.close()
 
 
+def test_records_of_a_salt_are_found_and_void_ones_are_not(shm_dir: Path) -> None:
+    file = extents.create(str(shm_dir), make_geometry(), ARENA)
+    rows = np.zeros(4, RECORD_DTYPE)
+    rows["tenant"] = [np.void(one) for one in (b"s" * 16, b"t" * 16, b"s" * 16, b"s" * 16)]
+    rows["generation"] = [5, 6, 7, 8]
+    rows["checksum"] = 1
+    file.write(np.arange(4, dtype=np.uint32), rows)
+    file.void(np.array([2], np.uint32))
+    slots, generations = file.of_salt(0, file.geometry.num_slots, b"s" * 16)
+    assert (slots.tolist(), generations.tolist()) == ([0, 3], [5, 8])
+    assert file.of_salt(1, 4, b"s" * 16)[0].tolist() == [3]
+    assert file.of_salt(0, 4, b"u" * 16)[0].tolist() == []
+    file.close()
+
+
 def test_a_file_that_cannot_be_finished_leaves_nothing(
     shm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from server.core import effects as fx
 from server.core.config import CoreConfig, TierConfig
 from server.core.tiers.listed import Listed
-from server.core.tiers.parts import Share, Status, unpack_quotas
+from server.core.tiers.parts import Share, Status, pack_names, unpack_quotas
 from tests.server.core.world import World, config
 
 Name = tuple[bytes, bytes, int]
@@ -49,6 +49,8 @@ class ModelTier:
     is_up: bool = False
     #: Descriptions by fingerprint; None for a tier that cannot list.
     described: dict[bytes, bytes] | None = field(default_factory=dict)
+    #: Under which salt each was stored first.
+    salts: dict[Name, bytes] = field(default_factory=dict)
     #: What it was told last; None for nothing.
     quotas: list[Share] | None = None
     #: Parent of each chunk that was ever written, by fingerprint and key; the first goes first.
@@ -73,6 +75,9 @@ class ModelTier:
         name = job.fingerprint
         if self.fails or self.described is None:
             return None
+        if job.what is Listed.OF_SALT:
+            mine = [one for one in sorted(self.store) if self.salts.get(one) == name]
+            return pack_names(mine[: job.most])
         if job.what is Listed.NAMESPACES:
             return b"".join(self.described)
         if job.what is Listed.NAMESPACE:
@@ -279,6 +284,7 @@ class TierWorld(World):
                 tier.store |= set(self.names(job))
                 tier.use(self.names(job))
                 tier.had |= set(self.names(job))
+                tier.salts.update(zip(self.names(job), map(self.salt, job.parts), strict=True))
                 for row in job.parts:
                     pair = (bytes(job.fingerprint), bytes(row["key"]))
                     tier.parents.setdefault(pair, bytes(row["parent"]))
@@ -287,6 +293,14 @@ class TierWorld(World):
             assert isinstance(job, fx.TierDrop), "nobody reads in this world"
             self._forget(job, tier)
             self.core.tier_done(job_id, None if tier.fails else b"", self.now_ns)
+
+    def salt(self, part: Any) -> bytes:
+        """What a slot's record says, as a porter reads it."""
+        shadow = self.extents[int(part["extent"])]
+        offset = int(part["offset"]) - shadow.geometry.data_offset_bytes
+        record = shadow.records[offset // shadow.geometry.slot_bytes]
+        salt = bytes(16) if record is None else record["tenant"].tobytes()
+        return salt if any(salt) else b""
 
     def probe(self, job: fx.TierProbe) -> int:
         count = 0

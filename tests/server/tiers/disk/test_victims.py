@@ -29,7 +29,8 @@ def filled(
 
 
 def slots(found: Found) -> list[int]:
-    return found.slots[np.argsort(found.ranks)].tolist()
+    order: list[int] = found.slots[np.argsort(found.ranks)].tolist()
+    return order
 
 
 def test_without_floors_everything_may_go_oldest_span_first() -> None:

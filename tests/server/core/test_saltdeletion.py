@@ -1,0 +1,159 @@
+"""DELETE_SALT: all of one salt goes, in L1 and below, and nothing of anybody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import messages as m
+from protocol.errors import ErrorCode
+from protocol.namespace import fingerprint
+from server.core import effects as fx
+from server.core.config import TierConfig
+from server.core.tiers.policy import Policy
+from tests.server.core.engine import Engine
+from tests.server.core.tiers.model import TierWorld, tiered
+from tests.server.core.world import SECOND, World, chain, config, namespace
+
+SALT, OTHER = b"s" * 16, b"t" * 16
+DISK = TierConfig("disk", shared_bytes=1 << 30, lists=True)
+STORE = TierConfig("valkey")
+
+
+def begun(world: World, space: str = "a") -> Engine:
+    engine = world.engine(f"e{space}{len(world.engines)}")
+    engine.register(namespace(space))
+    return engine
+
+
+def delete(engine: Engine, look: bool = False, salt: bytes = SALT) -> m.DeleteSaltReply:
+    reply: m.DeleteSaltReply = engine.ask(m.DeleteSalt(tenant=salt, look=look))
+    return reply
+
+
+def held(engine: Engine, keys: list[bytes]) -> int:
+    body = m.Inspect(fingerprint=fingerprint(engine.space), keys=b"".join(keys))
+    chunks: int = engine.ask(body).chunks
+    return chunks
+
+
+def test_all_of_a_salt_goes_in_every_namespace_and_nothing_of_others() -> None:
+    world = World(config(extents=8, slots=16))
+    a, b = begun(world), begun(world, "b")
+    for engine in (a, b):
+        for tenant, name in ((SALT, "s"), (OTHER, "o"), (b"", "n")):
+            engine.tenant = tenant
+            engine.save(chain(name, 7))
+    assert delete(a, look=True).chunks == 14
+    assert held(a, chain("s", 7)) == 7, "a look takes nothing"
+    reply = delete(a)
+    assert (reply.chunks, reply.tier_values, reply.tiers_unknown, reply.more) == (14, {}, (), False)
+    assert delete(a, look=True).chunks == 0
+    for engine in (a, b):
+        assert [held(engine, chain(name, 7)) for name in "son"] == [0, 7, 7]
+    assert world.core.stats()["deleted_chunks"] == 14
+    assert a.save(chain("s", 7)) == 7
+
+
+def test_a_chunk_of_several_shards_counts_once() -> None:
+    world = World(config(extents=8, slots=16))
+    ranks = [world.engine("e", rank) for rank in range(2)]
+    for engine in ranks:
+        engine.register(namespace(ranks=2))
+        engine.tenant = SALT
+    for engine in ranks:
+        engine.save(chain("s", 5))
+    assert delete(ranks[0], look=True).chunks == 5
+    assert delete(ranks[0]).chunks == 5
+    assert delete(ranks[0], look=True).chunks == 0
+
+
+def test_what_is_leased_goes_from_the_index_and_keeps_its_bytes() -> None:
+    world = World(config(extents=4, slots=16))
+    engine = begun(world)
+    engine.tenant = SALT
+    keys = chain("s", 5)
+    engine.save(keys)
+    found = engine.lookup(keys)
+    engine.retrieve(keys, found.lease, 0, 5)
+    assert delete(engine).chunks == 5
+    world.check_claims()
+    assert held(engine, keys) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tiers_forget_it_too_those_that_know_by_themselves(seed: int) -> None:
+    world = TierWorld(tiered(DISK, STORE, extents=8, slots=16), seed=seed)
+    world.up(0)
+    world.up(1)
+    engine = begun(world)
+    names = {}
+    for tenant, name in ((SALT, "s"), (OTHER, "o"), (b"", "n")):
+        engine.tenant = tenant
+        engine.save(chain(name, 6))
+        names[name] = {(fingerprint(engine.space), key, 0) for key in chain(name, 6)}
+    assert world.tiers[0].store == world.tiers[1].store == set().union(*names.values())
+    reply = delete(engine)
+    assert (reply.chunks, reply.tier_values, reply.tiers_unknown) == (6, {"disk": 6}, ("valkey",))
+    assert (reply.tiers_pending, reply.more) == (0, False)
+    for tier in world.tiers:
+        assert tier.store == names["o"] | names["n"]
+    assert delete(engine, look=True).tier_values == {"disk": 0}
+
+
+def test_what_only_the_disk_has_goes_there_and_in_the_stores_that_do_not_know() -> None:
+    world = TierWorld(tiered(DISK, STORE, extents=2, slots=4))
+    world.up(0)
+    world.up(1)
+    engine = begun(world)
+    engine.tenant = SALT
+    for number in range(6):
+        world.step(SECOND)
+        engine.save(chain(f"s{number}", 2))
+    assert len(world.tiers[0].store) == 12
+    engine.tenant = OTHER
+    for number in range(4):
+        world.step(SECOND)
+        engine.save(chain(f"o{number}", 2))
+    assert sum(held(engine, chain(f"s{number}", 2)) for number in range(6)) == 0
+    assert delete(engine).tier_values == {"disk": 12}
+    others = {(fingerprint(engine.space), key, 0) for n in range(4) for key in chain(f"o{n}", 2)}
+    assert world.tiers[0].store == world.tiers[1].store == others
+
+
+def test_a_namespace_that_only_the_disk_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.core.saltdeletion.MAX_NAMES", 5)
+    world = TierWorld(tiered(DISK))
+    world.up()
+    engine = begun(world)
+    space = b"gone" * 4
+    mine = [(space, bytes([number]) * 16, number % 2) for number in range(12)]
+    world.tiers[0].store |= set(mine)
+    world.tiers[0].salts = dict.fromkeys(mine, SALT)
+    others = {(space, b"k" * 16, 0)}
+    world.tiers[0].store |= others
+    rounds = [delete(engine)]
+    while rounds[-1].more:
+        rounds.append(delete(engine))
+    assert [one.tier_values["disk"] for one in rounds] == [5, 5, 2]
+    assert world.tiers[0].store == others
+
+
+def test_a_tier_that_cannot_be_asked_is_named() -> None:
+    readonly = TierConfig("old", policy=Policy.NONE)
+    world = TierWorld(tiered(DISK, readonly))
+    engine = begun(world)
+    engine.tenant = SALT
+    engine.save(chain("s", 3))
+    reply = delete(engine)
+    assert (reply.chunks, reply.tiers_unknown, reply.tiers_pending) == (3, ("disk",), 1)
+
+
+def test_what_makes_no_sense_is_refused_and_few_are_under_way() -> None:
+    world = World(config())
+    engine = begun(world)
+    assert engine.error(m.DeleteSalt(tenant=bytes(16))) is ErrorCode.INVALID_ARGUMENT
+    engine.save(chain("x", 1))
+    world._acts[fx.FindSalt] = lambda effect: None
+    waiting = [engine.begin(m.DeleteSalt(tenant=SALT)) for _ in range(4)]
+    assert not any(number in engine.replies for number in waiting)
+    assert engine.error(m.DeleteSalt(tenant=SALT)) is ErrorCode.BUSY
