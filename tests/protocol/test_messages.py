@@ -41,6 +41,7 @@ OPERATIONS = {
     "QUOTAS": 40,
     "EVENTS": 41,
     "SNAPSHOT": 42,
+    "DELETE_SALT": 43,
 }
 STOPS = {
     "NONE": 0,
