@@ -21,6 +21,7 @@ from adapter.serverurl import (
     read_file,
     resolve_server_url,
 )
+from protocol import logline, traceparent
 from protocol.errors import ConfigError, ErrorCode
 from protocol.limits import MAX_WAIT_MS
 
@@ -77,6 +78,8 @@ class Settings:
         query_budget_s: longest wait of all queries of one executor iteration together, seconds.
         load_mode: one of ``loadmode.CHOICES``.
         staging: one of ``sharing.CHOICES``.
+        traces: share of requests that is traced.
+        logs_json: whether lines are objects, on stderr.
     """
 
     server: ServerUrl
@@ -87,6 +90,8 @@ class Settings:
     query_budget_s: float = 0.02
     load_mode: str = AUTO
     staging: str = sharing.AUTO
+    traces: float = 0.0
+    logs_json: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,9 @@ def read_settings(llm_args: Any, environ: Mapping[str, str], own_default: str = 
         query_budget_s=_integer(environ, ENV_BUDGET_MS, 20, 1, MAX_WAIT_MS, "milliseconds") / 1000,
         load_mode=_choice(environ, ENV_LOAD_MODE, AUTO, CHOICES),
         staging=_choice(environ, ENV_STAGING, sharing.AUTO, sharing.CHOICES),
+        traces=_ratio(environ),
+        logs_json=_choice(environ, logline.ENV_FORMAT, logline.FORMATS[0], logline.FORMATS)
+        == logline.FORMATS[1],
     )
 
 
@@ -238,6 +246,18 @@ def _integer(
             key=key,
         )
     return value
+
+
+def _ratio(environ: Mapping[str, str]) -> float:
+    text = environ.get(traceparent.ENV_RATIO, "")
+    try:
+        return traceparent.parse_ratio(text)
+    except ValueError:
+        raise ConfigError(
+            ErrorCode.INVALID_CONFIG,
+            f"{traceparent.ENV_RATIO}={text!r}: expected a number from 0 to 1",
+            key=traceparent.ENV_RATIO,
+        ) from None
 
 
 def _choice(environ: Mapping[str, str], key: str, default: str, choices: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from adapter import embedded, refusals, sharing, trtllm_api
+from adapter import embedded, loglines, refusals, sharing, trtllm_api
 from adapter.config import Settings, read_settings, unknown_variables
 from adapter.device import capture_device
 from adapter.geometry import Geometry
@@ -32,7 +32,10 @@ from adapter.poolshape import CacheShape
 from adapter.refusals import UncachedError
 from adapter.rendezvous import MEETING_POINT, Party, Role
 from adapter.saver import Saver
+from adapter.savespans import SaveSpans
 from adapter.sharing import Shared
+from adapter.tracing import Tracer
+from adapter.tracing import start as start_tracing
 from protocol import __version__
 from protocol.errors import ErrorCode, KvkeepError
 from protocol.ids import ID_BYTES, InstanceId
@@ -99,6 +102,7 @@ class Engine(Party):
         journal: counts and logs what goes wrong.
         features: of the host's interface.
         process_rank: of this process among the engine's.
+        tracer: of the leader, from its registration on, if requests are traced.
     """
 
     def __init__(self, llm_args: object, settings: Settings) -> None:
@@ -114,13 +118,14 @@ class Engine(Party):
         self.journal = Journal(LOGGER)
         self.features = trtllm_api.epoch_features()
         self.process_rank = trtllm_api.mpi_rank()
+        self.tracer: Tracer | None = None
         self._lock = threading.Lock()
         self._prepared: Prepared | None = None
         self._running: Running | None = None
         self._card: EngineCard | None = None
         self._uncached_because = ""
         self._finalizer: Callable[[], Any] | None = None
-        self._closers: list[Callable[[], None]] = []
+        self._closers: list[Callable[[], object]] = []
 
     @property
     def running(self) -> Running | None:
@@ -193,6 +198,10 @@ class Engine(Party):
         if self.settings.server.is_embedded:
             place = embedded.place_for(is_adp, self.process_rank)
             url = place.url
+        tracing = start_tracing(self.settings.traces, os.environ, self.journal)
+        if tracing is not None:
+            self.tracer, close = tracing
+            self.at_close(close)
         if prepared.geometry.num_ranks > 1:
             self._card = EngineCard(instance=self.instance, url=url)
         self._bring_up(prepared, self.instance, url)
@@ -250,6 +259,7 @@ class Engine(Party):
             memory=memory,
             ring=prepared.shared.ring,
             by_layer=prepared.load_mode is LoadMode.LAYERWISE,
+            spans=SaveSpans(self.tracer),
         )
         try:
             _register(link, prepared, prepared.shared, saver)
@@ -264,7 +274,7 @@ class Engine(Party):
             )
             self._finalizer = weakref.finalize(self, _close, link, saver, self._closers)
 
-    def at_close(self, closer: Callable[[], None]) -> None:
+    def at_close(self, closer: Callable[[], object]) -> None:
         """Has something closed with the engine, after its link.
 
         Args:
@@ -317,6 +327,8 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
         ConfigError: a setting is wrong.
     """
     settings = read_settings(llm_args, os.environ, getattr(member, "default_server_url", ""))
+    if settings.logs_json:
+        loglines.set_up()
 
     def found() -> Engine:
         LOGGER.info("kvkeep: server %s (from %s)", settings.server.url, settings.server.source)
@@ -367,7 +379,7 @@ def _stage_instead(link: Link, prepared: Prepared, saver: Saver, error: KvkeepEr
     return True
 
 
-def _close(link: Link, saver: Saver, closers: list[Callable[[], None]]) -> bool:
+def _close(link: Link, saver: Saver, closers: list[Callable[[], object]]) -> bool:
     has_stopped = saver.stop(_CLOSE_S)
     is_acknowledged = link.close(_CLOSE_S)
     for closer in closers:

@@ -14,6 +14,8 @@ import threading
 import time
 from typing import Final
 
+from protocol.logline import About, extra
+
 LOG_EVERY_S: Final = 60.0
 NEWS_EVERY_S: Final = 5.0
 """For lines of which the last has to be true: whether this engine has a server."""
@@ -87,7 +89,7 @@ class Journal:
                 return False
             if said_s is not None or len(self._said_at_s) < MAX_KINDS:
                 self._said_at_s[kind] = now_s
-        self._logger.log(level, "%s", message)
+        self._logger.log(level, "%s", message, extra=extra(About(kind)))
         return True
 
     def counters(self) -> dict[str, int]:

@@ -46,6 +46,11 @@ class Joined:
         """Whether LOOKUP and STORE may name a tenant."""
         return "tenants" in self.capabilities
 
+    @property
+    def knows_traces(self) -> bool:
+        """Whether messages may name the span that asks."""
+        return "traces" in self.capabilities
+
 
 @dataclass(frozen=True)
 class Access:

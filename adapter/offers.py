@@ -26,6 +26,7 @@ from adapter.journal import Journal
 from adapter.link import Joined, Link
 from adapter.promises import LoadWindow, Offer
 from adapter.requeststate import RequestState
+from adapter.tracing import NO_SPAN, OpenSpan, Tracer
 from adapter.windows import loadable_stop
 from protocol import limits
 from protocol.errors import (
@@ -131,6 +132,7 @@ class OfferDesk:
         budget: IterationBudget,
         is_divisible: bool = False,
         journal: Journal | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Connects at the first question, in the thread that asks it.
 
@@ -140,8 +142,10 @@ class OfferDesk:
             budget: of the iteration.
             is_divisible: whether the host may take any leading part of an offer.
             journal: for counters; None for one of its own.
+            tracer: of the engine; None where nothing is traced.
         """
         self._link = link
+        self._tracer = tracer
         self._journal = Journal(_LOGGER) if journal is None else journal
         self._is_divisible = is_divisible
         self._geometry = geometry
@@ -236,20 +240,28 @@ class OfferDesk:
     def _look_up(self, joined: Joined, state: RequestState, window: LoadWindow) -> Answer:
         chunk = self._geometry.chunk_blocks
         num_chunks = min(window.num_chunks, joined.max_blocks, limits.MAX_BLOCKS_PER_MESSAGE)
-        found = self._call(
-            joined,
-            Lookup(
-                session=joined.session,
-                request=state.key,
-                start=0,
-                keys=state.chunk_keys(0, num_chunks, chunk),
-                tenant=state.tenant if joined.knows_tenants else b"",
-            ),
-            LookupReply,
-        )
+        with self._span(state.key, "kvkeep.lookup") as span:
+            found = self._call(
+                joined,
+                Lookup(
+                    session=joined.session,
+                    request=state.key,
+                    start=0,
+                    keys=state.chunk_keys(0, num_chunks, chunk),
+                    tenant=state.tenant if joined.knows_tenants else b"",
+                    traceparent=span.told(joined.knows_traces),
+                ),
+                LookupReply,
+            )
+            span.learn(chunks=num_chunks, ready=found.ready, pending=found.pending)
         if found.pending and not found.final and found.ready * chunk < window.stop_block:
             found = self._await_rest(joined, state, found)
         ready = min(found.ready, num_chunks)
+        if self._tracer is not None:
+            name = joined.fingerprint.hex()
+            self._tracer.learn(
+                state.key, namespace=name, chunks_requested=num_chunks, chunks_hit=ready
+            )
         stop_block = min(ready * chunk, window.stop_block)
         if stop_block <= window.first_block:
             self._end(state)
@@ -261,7 +273,8 @@ class OfferDesk:
             stop_chunk = first_chunk + most
             stop_block = stop_chunk * chunk
         lease = LeaseId(found.lease)
-        offer = self._retrieve(joined, lease, window.first_block, stop_block)
+        with self._span(state.key, "kvkeep.retrieve") as span:
+            offer = self._retrieve(joined, lease, window.first_block, stop_block, span)
         self._end_rest(joined, state)
         if offer is None:
             return Answer(ready, None, "not all of it can be read any more")
@@ -289,13 +302,21 @@ class OfferDesk:
             self._journal.count("tier_waits_skipped")
             return found
         self._journal.count("tier_waits")
-        query = QueryPrefetchStatus(session=joined.session, request=state.key, wait_ms=wait_ms)
-        try:
-            ticket = channel.submit(query, self._left_s(), joined)
-            later = self._completed(channel, ticket)
-        finally:
-            waited_s = self._budget.now_s() - begin_s
-            self._journal.count("tier_wait_ms", round(waited_s * 1000))
+        with self._span(state.key, "kvkeep.wait") as span:
+            query = QueryPrefetchStatus(
+                session=joined.session,
+                request=state.key,
+                wait_ms=wait_ms,
+                traceparent=span.told(joined.knows_traces),
+            )
+            try:
+                ticket = channel.submit(query, self._left_s(), joined)
+                later = self._completed(channel, ticket)
+            finally:
+                waited_s = self._budget.now_s() - begin_s
+                self._journal.count("tier_wait_ms", round(waited_s * 1000))
+            if later is not None:
+                span.learn(ready=later.ready, final=later.final)
         if later is None:
             self._journal.count("tier_waits_unanswered")
             return found
@@ -320,18 +341,25 @@ class OfferDesk:
                 return body
         return None
 
+    def _span(self, key: int, name: str) -> OpenSpan:
+        tracer = self._tracer
+        return NO_SPAN if tracer is None else tracer.open(key, name)
+
     def _retrieve(
-        self, joined: Joined, lease: LeaseId, first_block: int, stop_block: int
+        self, joined: Joined, lease: LeaseId, first_block: int, stop_block: int, span: OpenSpan
     ) -> Offer | None:
         chunk = self._geometry.chunk_blocks
         first_chunk = first_block // chunk
         count = -(-stop_block // chunk) - first_chunk
+        ask = Retrieve(
+            session=joined.session,
+            lease=lease,
+            start=first_chunk,
+            count=count,
+            traceparent=span.told(joined.knows_traces),
+        )
         try:
-            reply = self._call(
-                joined,
-                Retrieve(session=joined.session, lease=lease, start=first_chunk, count=count),
-                RetrieveReply,
-            )
+            reply = self._call(joined, ask, RetrieveReply)
             slots = unpack_slots(reply.slots, count, reply.num_shards)
             offer = self._offer(joined, lease, slots, first_block, stop_block)
             if offer is not None:

@@ -9,6 +9,7 @@ classes. Runs in: the executor's thread.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,6 +61,8 @@ class RequestTable:
         self.is_drafting = is_drafting
         self.returns = Returns()
         self.ended: list[int] = []
+        #: Told the key of each request that ends, as soon as it does.
+        self.on_end: Callable[[int], None] | None = None
         self._states: dict[int, RequestState] = {}
         self._live: dict[RequestKey, RequestState] = {}
         self._unreported: dict[RequestKey, RequestState] = {}
@@ -212,6 +215,8 @@ class RequestTable:
         if state.finished:
             return
         state.finished = True
+        if self.on_end is not None:
+            self.on_end(state.key)
         self.withdraw(state)
         if state.asked:
             self.returns.ends.append(state.key)

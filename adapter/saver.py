@@ -27,6 +27,7 @@ from adapter.savebook import SaveBook
 from adapter.saveentry import Mark
 from adapter.saveflow import MAX_UNSETTLED, SaveFlow, Settlement, StoreOrder
 from adapter.saveledger import SaveLedger
+from adapter.savespans import SaveSpans
 from adapter.staging import PIECE_BYTES, Stager
 from adapter.tickets import AGAIN_S, Purpose, Ticket, Tickets
 from protocol import limits
@@ -60,6 +61,7 @@ class Saver:
         ring: StagingRing | None = None,
         *,
         by_layer: bool = False,
+        spans: SaveSpans | None = None,
     ) -> None:
         """Starts nothing.
 
@@ -74,6 +76,7 @@ class Saver:
             ring: registered in place of the pool: pages are copied into it first. None when the
                 server reads the pool itself.
             by_layer: with a ring, chunks are staged layer by layer while their forward runs.
+            spans: of saves, where requests are traced.
         """
         self._link = link
         self._enter_device = enter_device
@@ -93,12 +96,10 @@ class Saver:
         self._flow = SaveFlow(self._ledger)
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._stopping = False
-        self._is_off = False
+        self._stopping = self._is_off = False
         self._joined: Joined | None = None
-        self._next_store = 1
-        self._tickets = Tickets()
-        self._has_layers = False
+        self._next_store, self._has_layers = 1, False
+        self._tickets, self._spans = Tickets(), spans or SaveSpans()
         self._thread = threading.Thread(target=self._run, name="kvkeep-saver", daemon=True)
 
     def start(self) -> None:
@@ -357,6 +358,7 @@ class Saver:
             keys=order.keys,
             pages=order.pages,
             tenant=order.tenant if joined.knows_tenants else b"",
+            traceparent=self._spans.begin(store, order, joined.knows_traces),
         )
         ticket = channel.submit(body, STORE_TIMEOUT_S, joined)
         self._tickets.sent(ticket, Ticket(Purpose.STORE, store, order.key, order.group, order.lot))
@@ -402,6 +404,7 @@ class Saver:
             self._lose(self._joined)
             return
         self._tickets.answered(completion.ticket)
+        self._spans.answered(ticket, completion)
         if is_orphan and error is not None and (error.retryable or not is_answer):
             # It is not withdrawn: whatever was lent to the server stays with it.
             self._tickets.orphan(ticket.store, ticket.lot, now_s + AGAIN_S)
@@ -436,6 +439,7 @@ class Saver:
             lost = self._flow.server_lost(time.monotonic())
         is_same = joined is not None and _registration(joined) == _registration(self._joined)
         self._tickets.lose(lost, is_same)
+        self._spans.lost()
 
     def _pause(self, wait_s: float) -> None:
         self._wake.wait(wait_s)

@@ -28,6 +28,7 @@ from adapter.reports import build_metadata, without_saves
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.trtllm_api import KvCacheConnectorScheduler
+from protocol.logline import About, extra
 
 INITIALIZATION_S: Final = 2.0
 """Longest wait for the first registration at bring-up; the engine starts uncached without it."""
@@ -249,8 +250,11 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             is_divisible = self._engine.has_layout and (
                 self._engine.features.cancel_load or getattr(args, "enable_chunked_prefill", True)
             )
+            tracer, journal = self._engine.tracer, self._engine.journal
+            if tracer is not None:
+                self._table.on_end = tracer.finish
             self._desk = OfferDesk(
-                running.link, running.geometry, self._budget, is_divisible, self._engine.journal
+                running.link, running.geometry, self._budget, is_divisible, journal, tracer
             )
             self._engine.at_close(self._desk.close)
             running.link.set_live_requests(self._table.live_keys)
@@ -275,6 +279,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             return self._say(request, 0, 0, "not registered yet")
         facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
         state = table.admit(facts, self._iteration, time.monotonic())
+        if self._engine.tracer is not None:
+            self._engine.tracer.begin(state.key, facts.request_id, state.prompt_tokens)
         state.allocated, state.matched_tokens = False, max(0, num_computed)
         if num_computed % running.geometry.tokens_per_block:
             self._note_partial_match()
@@ -303,6 +309,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             state.offer = replace(answer.offer, is_async=True)
         cached_tokens = answer.cached_chunks * running.geometry.chunk_tokens
         num_tokens = answer.offer.num_tokens if answer.offer is not None else 0
+        if self._engine.tracer is not None:
+            self._engine.tracer.learn(state.key, tokens_offered=num_tokens, why=answer.why)
         return self._say(request, cached_tokens, num_tokens, answer.why)
 
     def _note_partial_match(self) -> None:
@@ -321,6 +329,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
                 cached_tokens,
                 num_tokens,
                 f" ({why})" if why else "",
+                extra=extra(About("query", request=int(request.request_id))),
             )
         self._engine.journal.count("queries")
         self._engine.journal.count("tokens_offered", num_tokens)

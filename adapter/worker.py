@@ -23,6 +23,7 @@ from adapter.link import Link
 from adapter.loader import Loader
 from adapter.loadmode import LoadMode
 from adapter.loads import Loads
+from adapter.loadspans import LoadSpans
 from adapter.metadata import ConnectorMetadata
 from adapter.pagememory import PageMemory
 from adapter.poolshape import CacheShape, read_tensor
@@ -56,6 +57,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         self._mark: Mark | None = None
         self._by_layer = self._sees_layers = False
         self._loader: Loader | None = None
+        self._spans: LoadSpans | None = None
 
     @property
     def link(self) -> Link | None:
@@ -124,6 +126,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
                 self._by_layer,
             )
             self._sees_layers = self._by_layer or running.memory.device is not None
+            if self._engine.tracer is not None:
+                self._spans = LoadSpans(self._engine.tracer, self._sees_layers)
 
     # --- iterations ---
 
@@ -163,8 +167,12 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             metadata = _NOTHING
         with self._loud():
             if running is not None and loads is not None:
+                if self._spans is not None:
+                    self._spans.begin(metadata.loads)
                 try:
                     loads.begin(metadata, running.link, stream)
+                    if self._spans is not None:
+                        self._spans.begun()
                 finally:  # what failed will not be read again either
                     running.link.offers.begun(metadata)
             elif metadata.failure or metadata.loads:
@@ -228,6 +236,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             return
         with self._loud():
             loads.launched()
+        if self._spans is not None:
+            self._spans.launched()
         try:
             self._mark = loads.guard(mark_of(stream))
         except Exception as error:  # noqa: BLE001 - raising here would fail the whole batch
@@ -258,6 +268,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             running.saver.finished(finished_gen_req_ids, self._mark)
         with self._loud():
             loaded = loads.take_arrived(started_loading_req_ids)
+        if self._spans is not None:
+            self._spans.arrived(loaded)
         return running.saver.take_saved(), loaded
 
     @contextmanager
@@ -270,6 +282,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
             yield
         except LoadError as error:
             self._engine.journal.count("loads_failed")
+            if self._spans is not None:
+                self._spans.failed(error)
             self._engine.run_uncached(f"a load failed: {error}")
             raise
 
@@ -287,4 +301,6 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         if running is not None:
             counts |= running.link.counters
             counts |= running.saver.counters()
+        if self._engine.tracer is not None:
+            counts |= self._engine.tracer.figures()
         return counts
