@@ -20,7 +20,9 @@ from tests.adapter.test_device import FakeCuda
 from tests.wire.process import ServerProcess, wait_until
 
 PROMPT = tokens(22)
-NOT_A_LOAD_S = 0.05
+NOT_A_LOAD_S = 1.0
+"""The forwards before stand still until the test lets them go: a hook that waited for them would
+not come back before the loader gives up, after a minute. A busy machine may delay it for less."""
 
 
 @pytest.fixture(scope="module")
