@@ -73,7 +73,9 @@ def table(figures: Sequence[Figure]) -> Table:
     shown.add_column("beside it")
     shown.add_column("target")
     shown.add_column("", no_wrap=True)
-    shown.add_column("LMCache", justify="right", no_wrap=True)
+    has_peers = any(figure.peer for figure in figures)
+    if has_peers:
+        shown.add_column("LMCache", justify="right", no_wrap=True)
     for figure in figures:
         shown.add_row(
             figure.name,
@@ -81,7 +83,7 @@ def table(figures: Sequence[Figure]) -> Table:
             figure.beside,
             figure.target,
             _VERDICT[figure.met],
-            figure.peer,
+            *([figure.peer] if has_peers else []),
         )
     return shown
 
@@ -101,6 +103,8 @@ def show(console: Console, figures: Sequence[Figure], machine: Mapping[str, Any]
         f"({machine['commit'] or 'no git checkout'})",
         highlight=False,
     )
+    if not any(figure.peer for figure in figures):
+        return
     console.print(
         "LMCache: version 0.5.6 measured on another day; read ratios and orders of magnitude.",
         style="dim",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -110,6 +110,8 @@ class Lookout(threading.Thread):
             )
             if found.get("internal_errors"):
                 self._tally.trouble(f"{found['internal_errors']} internal errors of the server")
+            if not is_in_order(found):
+                self._tally.trouble(f"tokens are not in order: {found}")
             for name, value in found.items():
                 self.most[name] = max(value, self.most.get(name, 0))
 
@@ -138,6 +140,16 @@ class Lookout(threading.Thread):
         if len(settled) < 10:
             return None, 0.0
         return slope(settled) * 60 / (1 << 20), settled[-1][0] - settled[0][0]
+
+
+def is_in_order(counters: Mapping[str, int]) -> bool:
+    """Whether no more tokens were hit than requested, and no more loaded than hit.
+
+    Args:
+        counters: of STATS.
+    """
+    hit = sum(value for name, value in counters.items() if name.startswith("hit_tokens_"))
+    return counters.get("requested_tokens", 0) >= hit >= counters.get("loaded_tokens", 0)
 
 
 def slope(points: Sequence[tuple[float, int]]) -> float:

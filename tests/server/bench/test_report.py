@@ -48,3 +48,10 @@ def test_the_table_shows_value_target_verdict_and_peer() -> None:
     assert "missed" in next(line for line in lines if "start_s" in line)
     assert "104 MiB" in next(line for line in lines if "idle_rss_mib" in line)
     assert any("no git checkout" in line for line in lines)
+
+
+def test_without_a_peer_nothing_is_said_of_one() -> None:
+    for figures, is_told in ((FIGURES, True), (FIGURES[2:], False)):
+        out = io.StringIO()
+        report.show(Console(file=out, width=140), figures, MACHINE)
+        assert ("LMCache" in out.getvalue()) == is_told
