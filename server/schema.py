@@ -155,7 +155,7 @@ _ALL = (
     ),
     Setting(
         "quota",
-        "TENANT=SIZE[:LIMIT]",
+        "TENANT=SIZE[:LIMIT][@TIER]",
         "bytes",
         "namespace/DIGITS or salt/DIGITS, as kvkeep quota list shows them, and what others leave "
         "it; after a colon the most it may have",

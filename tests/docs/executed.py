@@ -202,6 +202,9 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "kvkeep quota set 8M --limit 16M --salt tenant-a",
         "kvkeep quota list",
         "kvkeep quota unset --salt tenant-a",
+        "kvkeep quota set 8M --tier disk --salt tenant-a",
+        "kvkeep quota unset --tier disk --salt tenant-a",
+        "kvkeep delete --salt tenant-a",
     ),
     "docs/tiers/disk.md": {
         "python -m server launch --l1-size 64G --l2 'disk:/mnt/nvme/kvkeep?size=2T'": LAUNCH
