@@ -108,6 +108,7 @@ def _fullest(draw: random.Random) -> bytes:
     op = int(messages.Op.REGISTER_KV_CACHE)
     region = {"offset_bytes": 0, "size_bytes": 1, "stride_bytes": 1}
     body = _plain(messages.REQUEST_TYPES[op], draw)
+    body["namespace"].setdefault("overrides", {})  # or it has one more when it is encoded again
     pools = [{"shard": shard, "num_pages": 1, "regions": [region] * 2000} for shard in range(2)]
     body["pools"] = [*pools, {"shard": 2, "num_pages": 1, "regions": [region]}]
     frame = [op, 1, b"E" * 16, b"E" * 16, 0, body]

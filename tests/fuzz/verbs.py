@@ -325,7 +325,7 @@ class Verbs(TierVerbs, AskerVerbs):
             m.Pin(fingerprint=name, keys=blob, ttl_s=1 + step.c % 60),
             m.Pin(fingerprint=name, keys=blob, ttl_s=5),
             m.Unpin(fingerprint=name, keys=blob),
-            m.Inspect(fingerprint=name, keys=blob),
+            m.Inspect(fingerprint=name, keys=blob, tiers=step.c % 2 == 1),
             (m.Ping(), m.Stats(), m.Status(), m.Stats())[step.c % 4],
             (m.Warm(fingerprint=name), m.WarmStatus(warm=1), m.WarmCancel(warm=1))[step.c % 3],
         )
