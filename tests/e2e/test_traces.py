@@ -44,6 +44,7 @@ def run(url: str, model: Path, prompt: list[int]) -> tuple[int, dict[str, int]]:
 def test_engine_and_server_make_one_trace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
+    monkeypatch.setenv("TRTLLM_CONFORMANCE_EPOCH", "E4")
     monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", mode)
     with collector.Collector() as end:
         traced(monkeypatch, end.url)
