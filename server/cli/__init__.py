@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import click
 
 from protocol import __version__
+from server.cli import examples
 
 #: Command name to the module that defines it as ``command``. A further command is one line here.
 COMMANDS: Mapping[str, str] = {
@@ -47,6 +48,8 @@ class LazyGroup(click.Group):
         if module is None:
             return None
         command: click.Command = importlib.import_module(module).command
+        command.short_help = examples.SUMMARIES[cmd_name]
+        command.epilog = examples.epilog(cmd_name)
         return command
 
     def resolve_command(
@@ -63,7 +66,7 @@ class LazyGroup(click.Group):
         raise click.UsageError(f"No such command {name!r}: {hint}", ctx)
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, epilog=examples.epilog())
 @click.version_option(__version__, prog_name="kvkeep", message="%(prog)s %(version)s")
 def cli() -> None:
     """One warm KV cache per node, owned by its own process."""

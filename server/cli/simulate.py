@@ -30,7 +30,13 @@ EXIT_CONFIG = 2
     metavar="[disk:|store:]SIZE[,…]",
     help="Lower tiers in order: a disk on each node (what a bare SIZE means), or a store for all.",
 )
-@click.option("--nodes", type=click.IntRange(1, 4096), default=1, show_default=True)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Machines, each with memory, disks and engines of its own.",
+)
 @click.option(
     "--route",
     type=click.Choice(["session", "round-robin"]),
@@ -58,7 +64,11 @@ EXIT_CONFIG = 2
     help="Longest wait of a request for lower tiers.  [default: as for launch]",
 )
 @click.option(
-    "--kv-bytes-per-token", default="128K", show_default=True, metavar="SIZE", help="On all ranks."
+    "--kv-bytes-per-token",
+    default="128K",
+    show_default=True,
+    metavar="SIZE",
+    help="Bytes of one token's KV, on all ranks together.",
 )
 @click.option(
     "--block-tokens",
@@ -72,15 +82,29 @@ EXIT_CONFIG = 2
     show_default=True,
     help="Blocks that are kept under one key.",
 )
-@click.option("--prefill-tokens-s", default="3000", show_default=True, metavar="RATE")
 @click.option(
-    "--l1-gbps", default="10", show_default=True, metavar="GB/S", help="Loads from memory."
+    "--prefill-tokens-s",
+    default="3000",
+    show_default=True,
+    metavar="RATE",
+    help="Tokens that an engine computes in a second.",
 )
 @click.option(
-    "--read-gbps", metavar="GB/S[,…]", help="Of tiers, a node.  [default: disk 3, store 2.5]"
+    "--l1-gbps",
+    default="10",
+    show_default=True,
+    metavar="GB/S",
+    help="Rate of loads from memory, in GB/s.",
 )
 @click.option(
-    "--write-gbps", metavar="GB/S[,…]", help="Of tiers, a node.  [default: disk 2, store 2.5]"
+    "--read-gbps",
+    metavar="GB/S[,…]",
+    help="Reads from each tier, GB/s of a node.  [default: disk 3, store 2.5]",
+)
+@click.option(
+    "--write-gbps",
+    metavar="GB/S[,…]",
+    help="Writes to each tier, GB/s of a node.  [default: disk 2, store 2.5]",
 )
 @click.option(
     "--one-by-one",
