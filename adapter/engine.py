@@ -198,7 +198,7 @@ class Engine(Party):
         if self.settings.server.is_embedded:
             place = embedded.place_for(is_adp, self.process_rank)
             url = place.url
-        tracing = start_tracing(self.settings.traces, os.environ, self.journal)
+        tracing = start_tracing(self.settings.traces, os.environ, self.journal, self.instance.hex())
         if tracing is not None:
             self.tracer, close = tracing
             self.at_close(close)

@@ -159,10 +159,12 @@ class Tracer:
     Args:
         sink: takes spans that are over.
         ratio: share of requests that is traced.
+        engine: its instance, in hexadecimal digits; empty for none.
     """
 
     sink: Sink
     ratio: float
+    engine: str = ""
     _seed: bytes = field(default_factory=lambda: os.urandom(16))
     _traces: OrderedDict[int, Trace] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -188,6 +190,8 @@ class Tracer:
                 "request_key": key,
                 "prompt_tokens": prompt_tokens,
             }
+            if self.engine:
+                facts["engine"] = self.engine
             root = SpanRef(trace_id, self._ids.getrandbits(64) or 1)
             self._traces[key] = Trace(root, time.time_ns(), facts)
             oldest = None
@@ -278,7 +282,7 @@ def _named(facts: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def start(
-    ratio: float, environ: Mapping[str, str], journal: Journal
+    ratio: float, environ: Mapping[str, str], journal: Journal, engine: str = ""
 ) -> tuple[Tracer, Callable[[], object]] | None:
     """The tracer of an engine, if traces are wanted and can be sent.
 
@@ -286,6 +290,7 @@ def start(
         ratio: share of requests that is traced; 0 for none.
         environ: environment variables.
         journal: told what is missing, once, and what is lost, at most once a minute.
+        engine: its instance, in hexadecimal digits.
 
     Returns:
         The tracer, and what ends it within half a second; None for no traces.
@@ -301,7 +306,7 @@ def start(
     except TracingError as error:
         journal.report("traces_off", f"kvkeep: {error}")
         return None
-    return Tracer(exporter, ratio), lambda: exporter.close(_CLOSE_S)
+    return Tracer(exporter, ratio, engine), lambda: exporter.close(_CLOSE_S)
 
 
 def _complain(journal: Journal, text: str) -> None:
