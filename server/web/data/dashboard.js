@@ -160,7 +160,7 @@
     const status = told.status, stats = told.stats;
     const asked = lately("requested_tokens", 300), hits = lately("hit_tokens", 300);
     const requests = lately("requests", WINDOW_S), evicted = lately("evicted_chunks", WINDOW_S);
-    const held = status ? status.namespaces.reduce((sum, space) => sum + space.bytes, 0) : stats.arena_used_bytes || 0;
+    const held = stats.arena_held_bytes || 0;
     const engines = status ? status.engines.filter((engine) => engine.state !== "operator") : [];
     const serving = engines.filter((engine) => engine.state === "serving").length;
     const lookup = status ? status.latency.ops.LOOKUP : undefined;
@@ -210,7 +210,7 @@
 
   function showTiers() {
     const stats = told.stats, status = told.status;
-    const held = status ? status.namespaces.reduce((sum, space) => sum + space.bytes, 0) : stats.arena_used_bytes || 0;
+    const held = stats.arena_held_bytes || 0;
     const quarantined = stats.arena_quarantined_bytes || 0;
     const rows = [tierRow("L1", "shared memory", "up", true, held, stats.arena_bytes || 0, [
       counted(stats.pinned_prefixes || 0, "pinned prefix", "pinned prefixes"), counted(stats.leases || 0, "lease", "leases"),
