@@ -44,7 +44,6 @@ from server.core.tierquotas import TierQuotas
 from server.core.tiers.demotion import Demotion
 from server.core.tiers.forgetting import Forgetting
 from server.core.tiers.ghosts import Ghosts
-from server.core.tiers.holding import Holding
 from server.core.tiers.misses import Misses
 from server.core.tiers.prefetches import Prefetches
 from server.core.tiers.promotion import Promotion
@@ -123,7 +122,6 @@ class State:
         )
         self.copiers = Copiers(config, self.timers, self.outbox)
         self.tiers = Tiers(config, self.timers, self.outbox)
-        self.holding = Holding(self.tiers, self.timers)
         self.forgetting = Forgetting(self.tiers, self.timers, self.outbox)
         self.ghosts = Ghosts()
         self.misses = Misses(self.outbox, self.ghosts)
