@@ -49,8 +49,8 @@ class Search:
         salt: digest of it.
         is_look: nothing is deleted.
         ticket: its reply.
-        task: to be woken by an answer.
-        found: slots that the last FindSalt named, and generations; None while it is on its way.
+        task: to be woken by a tier's answer.
+        found: slots that the last FindSalt named, and generations; None without an answer.
         answers: of a tier: what it has, or None.
         chunks: of L1.
         values: of tiers, by name.
@@ -143,9 +143,8 @@ class SaltDeletion:
             generations: int64[n], of their records.
         """
         search = self._searches.get(number)
-        if search is not None and search.task is not None:
+        if search is not None:
             search.found = slots, generations
-            self._lanes.wake(search.task)
 
     def _failed(self, search: Search, error: Exception) -> None:
         del self._searches[search.number]
@@ -189,8 +188,10 @@ class SaltDeletion:
                 return
             end = min(extent.geometry.num_slots, begin + FIND_SLOTS)
             self._outbox.add(FindSalt(search.number, extent.extent, begin, end, search.salt))
-            while (found := search.take()) is None:
-                yield WAIT
+            yield MORE  # it is performed, and answered, before the next slice
+            found = search.take()
+            if found is None:
+                raise LookupError(f"nobody looked at extent {extent.extent}")
             if self._arena.extents.get(extent.extent) is not extent:
                 return
             yield from self._found(search, owner, extent.base, found)

@@ -6,11 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protocol.messages import Quotas, QuotasReply, Store, StoreReply
+from protocol.messages import (
+    DeleteSalt,
+    DeleteSaltReply,
+    Quotas,
+    QuotasReply,
+    Store,
+    StoreReply,
+)
 from protocol.quotas import QuotaChange, QuotaRow, TenantKind
+from server import asking
 from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go
 from tests.wire.client import Engine, make_keys
-from tests.wire.process import ROOT, ServerProcess
+from tests.wire.process import ROOT, ServerProcess, wait_until
 
 SALT, OTHER = b"\x5a" * 16, b"\x0f" * 16
 
@@ -77,6 +85,43 @@ def test_a_flood_of_ten_arenas_leaves_a_salt_its_floor(short_dir: Path, shm_dir:
             assert save_as(engine, OTHER if seed % 2 else b"", seed) == CHUNKS
         assert engine.lookup(make_keys(1, CHUNKS)).ready == CHUNKS
         assert rows(engine)[SALT].held_bytes == num_bytes
+
+
+def on_disk(engine: Engine, tenant: bytes) -> int:
+    """Values of a tenant that the disk has."""
+    body = DeleteSalt(tenant=tenant, look=True)
+    return engine.wire.call(body, DeleteSaltReply).tier_values["disk"]
+
+
+def test_a_flood_of_the_disk_leaves_a_salt_its_floor_there_and_after_a_kill(
+    short_dir: Path, shm_dir: Path, tmp_path: Path
+) -> None:
+    arena, kept = shm_dir / "a", Kept()
+    tier = ("--l2", f"disk:{tmp_path}/l2?size=16M", "--quota", f"salt/{SALT.hex()}=2M@disk")
+    with launch(short_dir, arena, *tier) as server, connect(server, kept.namespace) as engine:
+        assert save_as(engine, SALT, 1) == CHUNKS
+        assert wait_until(lambda: on_disk(engine, SALT) == CHUNKS, 20.0, 0.05)
+        num_bytes = CHUNKS * engine.page_bytes
+        for seed in range(2, 2 + (20 << 20) // num_bytes):
+            assert save_as(engine, OTHER, seed) == CHUNKS
+        stats = {}
+
+        def is_written() -> bool:
+            stats.update(asking.stats(server.side_path, 10.0))
+            return stats["tier_disk_puts_waiting"] + stats["tier_disk_jobs"] == 0
+
+        assert wait_until(is_written, 30.0, 0.05)
+        assert stats["tier_disk_put_bytes"] > 18 << 20, "more than the disk has room for"
+        assert on_disk(engine, SALT) == CHUNKS
+        let_go(engine)
+        server.kill()
+    with launch(short_dir, arena, *tier) as server, connect(server, kept.namespace) as engine:
+        assert wait_until(
+            lambda: asking.stats(server.side_path, 10.0)["tier_disk_up"] == 1, 20.0, 0.05
+        )
+        assert on_disk(engine, SALT) == CHUNKS
+        (row,) = rows(engine).values()
+        assert (row.tier, row.floor_bytes) == ("disk", 2 << 20)
 
 
 def test_floors_that_do_not_fit_end_the_start_with_one_line(short_dir: Path, shm_dir: Path) -> None:

@@ -24,7 +24,7 @@ from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
 from server.tiers.disk.shares import NOBODY, Tenant, Whose
-from server.tiers.disk.victims import Found, Victim, choose, find
+from server.tiers.disk.victims import LEAST_VICTIMS, Found, Victim, choose, find
 
 MAX_TOUCHED = 65_536
 """Values whose last use is noted for the index file; further ones keep the one it has."""
@@ -84,6 +84,7 @@ class Catalog(Contents):
         super().__init__(age_bytes)
         self.count = 0
         self.used_bytes = 0
+        #: Of tenants with a limit: their own to evict next.
         self._own: dict[Tenant, deque[Victim]] = {}
         self._classes: dict[int, SizeClass] = {}
         self._found = NameTable(self._name_at)
@@ -256,7 +257,8 @@ class Catalog(Contents):
             sized = self._classes.get(slot_bytes)
             if sized is None:
                 return False
-            victims = choose(self._find(sized, taker))
+            least = LEAST_VICTIMS if self.shares.floors else 1
+            victims = choose(self._find(sized, taker), least)
             sized.victims[self.shares.guarded_for(taker)] = victims
             while len(sized.victims) > MAX_CHOICES:
                 sized.victims.popitem(last=False)
@@ -265,13 +267,11 @@ class Catalog(Contents):
     def evict_own(self, tenant: Tenant, taker: Whose) -> bool:
         """Takes out the value of a tenant that goes first, of any length; False if none can."""
         with self.lock:
-            for is_chosen in (False, True):
-                if is_chosen:
-                    found = find([*self.segments.values()], self._span, self.shares, taker, tenant)
-                    self._own = {tenant: choose(found)}
-                if self._evict_one(self._own.get(tenant, deque()), taker):
-                    return True
-        return False
+            if self._evict_one(self._own.get(tenant, deque()), taker):
+                return True
+            found = find([*self.segments.values()], self._span, self.shares, taker, tenant)
+            self._own[tenant] = choose(found, LEAST_VICTIMS)
+            return self._evict_one(self._own[tenant], taker)
 
     def _evict_one(self, victims: deque[Victim], taker: Whose) -> bool:
         while victims:

@@ -23,6 +23,10 @@ VICTIMS_SHARE = 64
 """A 64th of the slots of one size is chosen at a time, so that choosing costs little for each."""
 
 
+LEAST_VICTIMS = 64
+"""Chosen at a time at least, where quotas let only some of the slots go."""
+
+
 class Victim(NamedTuple):
     """A slot to evict, with the stamp it had when it was chosen."""
 
@@ -89,13 +93,19 @@ def find(
     return _kept(found, _allowed(found, groups, shares, taker, of))
 
 
-def choose(found: Found) -> deque[Victim]:
-    """The first of those that may go, in their order."""
+def choose(found: Found, least: int = 1) -> deque[Victim]:
+    """The first of those that may go, in their order.
+
+    Args:
+        found: all of them.
+        least: so many at least, if there are: where few of many slots may go, each choice looks at
+            all of them.
+    """
     if not len(found.slots):
         return deque()
     # Those that are read this moment are among them and passed over: their number is small.
     pinned = sum(len(one.pins) for one in found.segments)
-    most = min(len(found.slots), max(1, len(found.slots) // VICTIMS_SHARE) + pinned)
+    most = min(len(found.slots), max(least, len(found.slots) // VICTIMS_SHARE) + pinned)
     first = np.argpartition(found.ranks, most - 1)[:most]
     first = first[np.argsort(found.ranks[first])]
     return deque(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol import messages as m
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.config import TierConfig
@@ -149,11 +149,28 @@ def test_a_tier_that_cannot_be_asked_is_named() -> None:
 
 
 def test_what_makes_no_sense_is_refused_and_few_are_under_way() -> None:
-    world = World(config())
+    world = TierWorld(tiered(DISK))
+    world.up()
     engine = begun(world)
     assert engine.error(m.DeleteSalt(tenant=bytes(16))) is ErrorCode.INVALID_ARGUMENT
-    engine.save(chain("x", 1))
-    world._acts[fx.FindSalt] = lambda effect: None
+    world.auto_tiers = False
     waiting = [engine.begin(m.DeleteSalt(tenant=SALT)) for _ in range(4)]
     assert not any(number in engine.replies for number in waiting)
     assert engine.error(m.DeleteSalt(tenant=SALT)) is ErrorCode.BUSY
+    for job in world.flying(0, fx.TierList):
+        world.answer(job.job)
+    world.pump()
+    assert all(engine.answer(number).chunks == 0 for number in waiting)
+
+
+def test_records_that_nobody_looks_at_are_a_fault_and_no_silence() -> None:
+    world = World(config())
+    engine = begun(world)
+    engine.save(chain("x", 1))
+    world._acts[fx.FindSalt] = lambda effect: None
+    number = engine.send(m.DeleteSalt(tenant=SALT))
+    with pytest.raises(AssertionError, match="nobody looked at extent"):
+        world.pump()
+    world.pump()
+    with pytest.raises(ReplyError, match="the server failed"):
+        engine.answer(number)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from server.core.tiers.parts import Status, unpack_shares
+from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES
+from server.core.tiers.parts import Share, Status, pack_quotas, unpack_names, unpack_shares
 from server.porter import jobs
 from server.porter.jobs import FIRST_CHUNKS, Performer
 from server.porter.memory import Memory
 from server.porter.wire import Command, Kind
+from server.tiers.disk.slab import SlabTier
 from server.tiers.interface import Health, Name, TierError
 from tests.server.porter.memorytier import LosingTier, MemoryTier
 from tests.server.porter.rows import OTHER, PAGE, SPACE, key, memory, rows
 
+SALT = b"s" * 16
 NUM_SLOTS = 200
 SIZE = PAGE * (1 + NUM_SLOTS)
 
@@ -274,3 +281,49 @@ def test_a_tier_may_say_that_it_moves_within_a_call() -> None:
     Performer(tier, Memory(tier), 0, threading.Event(), lambda: moves.append(None))
     tier.moved()
     assert len(moves) == 1
+
+
+def slab_rig(folder: Path) -> tuple[Performer, mmap.mmap, SlabTier]:
+    """A performer on a real disk tier, over an extent whose records name a salt for odd slots."""
+    tier = SlabTier(str(folder), 16 << 20, "disk")
+    extent = Memory(tier)
+    first = 3 * PAGE  # so that there is room for records
+    fd, data = memory(SIZE + 2 * PAGE)
+    extent.map_extent(Command(Kind.MAP_EXTENT, 1, SIZE + 2 * PAGE, first), fd)
+    os.close(fd)
+    records = np.zeros(40, RECORD_DTYPE)
+    records["key"] = [np.void(key(slot + 1)) for slot in range(40)]
+    records["tenant"][::2] = np.void(SALT)
+    data[RECORDS_OFFSET_BYTES : RECORDS_OFFSET_BYTES + records.nbytes] = records.tobytes()
+    return Performer(tier, extent, 0, threading.Event(), lambda: None), data, tier
+
+
+def slab_rows(numbers: list[int]) -> NDArray[np.void]:
+    wanted = rows(numbers)
+    wanted["offset"] += 2 * PAGE
+    return wanted
+
+
+def test_a_disk_is_told_quotas_at_once_and_trimmed_by_the_job(tmp_path: Path) -> None:
+    performer, _, tier = slab_rig(tmp_path / "l2")
+    put = Command(Kind.PUT, 1, fingerprint=SPACE, parts=slab_rows(list(range(1, 41))))
+    assert set(performer.perform(put).statuses) == {Status.OK}
+    most = 5 * 2 * PAGE
+    quotas = Command(Kind.QUOTAS, 2, text=pack_quotas([Share(True, SALT, 0, most)]))
+    performer.set_quotas(quotas)
+    again = Command(Kind.PUT, 3, fingerprint=SPACE, parts=slab_rows([1]))
+    assert performer.perform(again).statuses == bytes([Status.OK]), "it is there already"
+    assert performer.perform(quotas).error is None
+    health = performer.perform(Command(Kind.HEALTH, 4))
+    assert unpack_shares(health.statuses) == ({SPACE: 25 * 2 * PAGE}, {SALT: most})
+    of_salt = Command(Kind.OF_SALT, 5, fingerprint=SALT, shards=3)
+    names = unpack_names(performer.perform(of_salt).statuses)
+    assert len(names) == 3
+    assert all(space == SPACE and shard == 0 for space, _, shard in names)
+    tier.close()
+
+
+def test_a_tier_that_keeps_none_says_so(rig: Rig) -> None:
+    for kind in (Kind.QUOTAS, Kind.OF_SALT):
+        answer = rig.performer.perform(Command(kind, 1))
+        assert answer.error == "this tier does not know whose its values are"

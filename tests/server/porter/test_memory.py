@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES
 from server.porter.memory import Memory
 from server.porter.wire import Command, Kind
 from tests.server.porter.memorytier import MemoryTier
@@ -128,3 +129,19 @@ def test_rows_of_no_parts() -> None:
     made = Memory(MemoryTier())
     assert made.parts(SPACE, rows([])) == []
     assert made.hold(np.zeros(0, dtype=rows([]).dtype)) == []
+
+
+def test_a_part_has_the_salt_of_its_slots_record() -> None:
+    made = Memory(MemoryTier())
+    first = 2 * PAGE
+    fd, data = memory(SIZE)
+    made.map_extent(Command(Kind.MAP_EXTENT, 1, SIZE, first), fd)
+    os.close(fd)
+    records = np.zeros(3, RECORD_DTYPE)
+    records["key"] = [np.void(key(number)) for number in (1, 2, 9)]
+    records["tenant"] = [np.void(salt) for salt in (b"s" * 16, bytes(16), b"t" * 16)]
+    data[RECORDS_OFFSET_BYTES : RECORDS_OFFSET_BYTES + records.nbytes] = records.tobytes()
+    wanted = rows([1, 2, 3])
+    wanted["offset"] += PAGE
+    parts = made.parts(SPACE, wanted)
+    assert [part.salt for part in parts if part is not None] == [b"s" * 16, b"", b""]

@@ -10,7 +10,10 @@ from server.porter import wire
 from server.porter.wire import Answer, Command, Kind
 
 NUMBERS = st.integers(0, 2**63 - 1)
-SIMPLE = [Kind.CONFIGURE, Kind.MAP_EXTENT, Kind.UNMAP_EXTENT, Kind.CLEAR, Kind.HEALTH]
+SIMPLE = [
+    *(Kind.CONFIGURE, Kind.MAP_EXTENT, Kind.UNMAP_EXTENT, Kind.CLEAR, Kind.HEALTH),
+    *(Kind.KEEP, Kind.QUOTAS),
+]
 
 
 @given(st.sampled_from(SIMPLE), NUMBERS, NUMBERS, NUMBERS, st.binary(max_size=200))
@@ -34,7 +37,7 @@ def test_parts_go_there_and_back(kind: Kind, num_parts: int) -> None:
 
 
 @pytest.mark.parametrize("num_keys", [0, 1, MAX_KEYS])
-@pytest.mark.parametrize("kind", [Kind.PROBE, Kind.DROP, Kind.TOUCH])
+@pytest.mark.parametrize("kind", [Kind.PROBE, Kind.DROP, Kind.TOUCH, Kind.OF_SALT])
 def test_keys_go_there_and_back(kind: Kind, num_keys: int) -> None:
     command = Command(kind, 7, keys=bytes(range(16)) * num_keys, shards=3, first=2)
     packet = wire.pack_command(command)

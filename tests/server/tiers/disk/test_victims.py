@@ -39,6 +39,9 @@ def test_without_floors_everything_may_go_oldest_span_first() -> None:
     assert slots(find([segment], 10, shares, NOBODY)) == [3, 1, 0, 2]
     assert [one.slot for one in choose(find([segment], 10, shares, NOBODY))] == [3]
     assert not choose(find([], 10, shares, NOBODY))
+    found = find([segment], 10, shares, NOBODY)
+    assert [one.slot for one in choose(found, 3)] == [3, 1, 0]
+    assert len(choose(found, 99)) == 4
 
 
 def test_of_a_tenant_above_its_floor_only_what_is_above_may_go() -> None:
