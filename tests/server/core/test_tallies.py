@@ -78,3 +78,41 @@ def test_chunks_count_for_the_tier_that_brought_them() -> None:
     engine.lookup(keys[:5], request=2)
     stats = world.core.stats()
     assert (stats["hit_tokens_l1"], stats["hit_tokens_t"]) == (7 * tokens, 3 * tokens)
+
+
+def test_who_shares_a_run_hits_what_it_brings_and_waits_may_end_in_the_middle() -> None:
+    world, engine = world_of(auto_tiers=False)
+    other = world.engine("b")
+    other.register(namespace())
+    tokens = namespace().chunk_tokens
+    keys = chain("x", 4)
+    assert engine.save(keys[:1]) == 1
+    world.give(0, engine, keys)
+    for one in (engine, other):
+        assert one.lookup(keys).pending == 3
+    early = query(engine, wait_ms=20)
+    world.wait(20_000_000)
+    assert engine.answer(early).ready == 1
+    world.settle()
+    for one in (engine, other):
+        assert one.answer(query(one)).ready == 4
+    stats = world.core.stats()
+    assert stats["requested_tokens"] == 8 * tokens
+    assert (stats["hit_tokens_l1"], stats["hit_tokens_t"]) == (2 * tokens, 6 * tokens)
+    assert stats["tier_t_hit_chunks"] == 3, "it brought them once"
+
+
+def test_what_comes_after_the_wait_is_l1s_next_time() -> None:
+    world, engine = world_of(auto_tiers=False)
+    tokens = namespace().chunk_tokens
+    keys = chain("x", 3)
+    world.give(0, engine, keys)
+    engine.lookup(keys)
+    engine.ask(m.EndSession(session=engine.session, request=1))
+    world.settle()
+    assert engine.lookup(keys, request=2).ready == 3
+    stats = world.core.stats()
+    assert stats["requested_tokens"] == 6 * tokens
+    assert stats["hit_tokens_l1"] == 3 * tokens
+    assert "hit_tokens_t" not in stats
+    assert stats["tier_t_hit_chunks"] == 3
