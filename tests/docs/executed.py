@@ -61,6 +61,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "python -m server bench --json": Elsewhere("slow bench"),
         "python -m server bench --check": Elsewhere("tests/server/cli/test_bench.py"),
         "python -m server bench --seed 123": Elsewhere("slow bench"),
+        "python -m server bench --scrape": Elsewhere("slow bench beside scraping"),
         "python -m tests.benchmarks.bench_core --index 300000": Run(
             more="--index 3000 --chunks 300 --rounds 1"
         ),
@@ -146,6 +147,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
             "kvkeep status",
             "kvkeep top --once",
             "kvkeep inspect",
+            "kvkeep inspect --hottest",
             "kvkeep inspect --tokens prompts.jsonl",
             "kvkeep pin --tokens prompts.jsonl --ttl 12h",
             "kvkeep unpin --tokens prompts.jsonl",
