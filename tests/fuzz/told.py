@@ -22,7 +22,7 @@ def check_told(truth: Truth, body: m.Body) -> None:
         Finding: it is not.
     """
     if isinstance(body, m.QuotasReply):
-        floors = sum(one.floor_bytes for one in body.quotas)
+        floors = sum(one.floor_bytes for one in body.quotas if not one.tier)
         require(floors <= body.arena_bytes, f"quotas: floors of {floors} of {body.arena_bytes}")
     elif isinstance(body, m.EventsReply):
         truth.told = body.cursor

@@ -7,7 +7,7 @@ from server import tierspec
 from server.core.tiers.policy import Policy
 from server.sizes import GIB, MIB
 from server.tieroptions import KINDS
-from server.tierspec import TierSpec, from_json, joined, parse, parse_all, to_json
+from server.tierspec import TierSpec, from_json, joined, keeps_quotas, parse, parse_all, to_json
 
 SECRET = "hunter2"
 
@@ -170,3 +170,9 @@ def test_json_that_is_none_is_refused() -> None:
         from_json(b"{")
     with pytest.raises(KeyError):
         from_json(b'{"policy": "LATER"}')
+
+
+def test_a_disk_that_a_server_has_for_itself_keeps_quotas() -> None:
+    assert keeps_quotas(parse("disk:/a?size=1G"))
+    assert not keeps_quotas(parse("disk:/a?size=1G&layout=files"))
+    assert not keeps_quotas(parse("valkey://localhost:6379"))

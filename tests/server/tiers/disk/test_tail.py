@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from struct import Struct
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +52,19 @@ def test_what_was_noted_is_read_by_the_next(opened: Open) -> None:
     tail.note(name(2), Entry(4, 5, 6, 7))
     tail.note(name(1), None)
     assert opened().read() == {name(1): None, name(2): Entry(4, 5, 6, 7)}
+
+
+def test_salts_are_kept_and_a_file_of_the_former_format_has_none(
+    opened: Open, tmp_path: Path
+) -> None:
+    tail = started(opened())
+    salted = Entry(1, 2, 3, 4, b"s" * 16)
+    tail.note(name(1), salted)
+    assert opened().read() == {name(1): salted}
+    former = Struct(f"<{NAME_BYTES}sIIIQ?7x").pack(name(2), 5, 6, 7, 8, True)
+    hashed = Struct("<I").pack(xxhash.xxh32_intdigest(former))
+    (tmp_path / "tail-0").write_bytes(Struct("<8sQ").pack(b"kvkdtail", 9) + former + hashed)
+    assert opened().read() == {name(1): salted, name(2): Entry(5, 6, 7, 8)}
 
 
 def test_both_files_are_read_the_older_first(opened: Open) -> None:
