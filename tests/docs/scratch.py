@@ -27,6 +27,7 @@ from tests.wire.ports import free_port
 
 LIMIT_S: Final = 60.0
 READY_S: Final = 20
+END_S: Final = 3
 LINKS: Final = ("adapter", "deploy", "protocol", "server", "tests")
 #: Files that an operator has made before.
 FILES: Final = {"etc/kvkeep/s3": "access_key_id = a\nsecret_access_key = b\n"}
@@ -47,6 +48,11 @@ await() {{
 }}
 finish() {{ # its process, and where its exit code goes
   kill "$1" 2>/dev/null
+  for _ in $(seq {END_S * 20}); do
+    kill -0 "$1" 2>/dev/null || break
+    sleep 0.05
+  done
+  kill -9 "$1" 2>/dev/null
   wait "$1"
   echo $? >"$2"
 }}
