@@ -74,7 +74,7 @@ FIGURES: dict[str, Figure] = {
     "requests_refused": _counter("Frames that were no valid request"),
     "lookups": _counter("LOOKUPs of engines"),
     "lookup_chunks": _counter("Chunks that LOOKUPs asked for"),
-    "hit_chunks": _counter("Chunks that LOOKUPs were offered from L1"),
+    "hit_chunks": _counter("Chunks that LOOKUPs and the QUERYs after them were offered"),
     "retrieved_chunks": _counter("Chunks named for loading"),
     "requested_tokens": _counter("Tokens of the chunks that LOOKUPs asked for"),
     "loaded_tokens": _counter("Tokens of offered chunks that were named for loading, each once"),

@@ -99,7 +99,7 @@ class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         leases: of its engine, told with the lowest rank that is there.
         quarantined_bytes: extents that were taken back and that it has not let go of.
         requested_chunks: chunks that its LOOKUPs named.
-        hit_chunks: of these, chunks that L1 had.
+        hit_chunks: of these, chunks that answers offered, those that tiers brought included.
     """
 
     client: ShortText

@@ -194,7 +194,7 @@ class Session:
         extents: extents it was given, and whether it has mapped each.
         stores: STOREs that are copying or await COMMIT.
         requested_chunks: chunks that its LOOKUPs named.
-        hit_chunks: of these, chunks that L1 had.
+        hit_chunks: of these, chunks that answers offered.
     """
 
     session: SessionId

@@ -151,7 +151,7 @@ _ENGINE: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ),
     (
         "hit_chunks_total",
-        "Chunks that a process was offered from L1",
+        "Chunks that a process was offered",
         lambda row: row.hit_chunks,
     ),
 )

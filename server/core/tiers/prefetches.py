@@ -256,6 +256,7 @@ class Prefetches:
             session, prefetch.request, prefetch.start, match, prefetch.tally
         )
         counters = self._outbox.counters
+        session.hit_chunks += gained.total()
         for place, count in gained.items():
             counters["hit_chunks"] += count
             counters[f"hit_tokens_{place}"] += count * session.owner.chunk_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -160,6 +161,9 @@ def test_hits_are_told_by_the_tier_that_had_them(short_dir: Path, shm_dir: Path)
             assert script.await_rest() == 12
             assert script.load(chains[-1]) == 12
             stats = asking.stats(server.side_path, 10)
+            rows = {row["pid"]: row for row in asked(server, "status")["engines"]}
+            own = rows[os.getpid()]
+            assert (own["requested_chunks"], own["hit_chunks"]) == (24, stats["hit_chunks"])
             told = {name: value for name, value in stats.items() if "_tokens" in name}
             assert told == {
                 "requested_tokens": 24 * tokens,
