@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Final
 
-from protocol.logline import About, extra
+from protocol.logline import NOTHING, About, extra
 
 LOG_EVERY_S: Final = 60.0
 NEWS_EVERY_S: Final = 5.0
@@ -55,6 +55,7 @@ class Journal:
         level: int = logging.WARNING,
         every_s: float = LOG_EVERY_S,
         after: str = "",
+        about: About = NOTHING,
     ) -> bool:
         """Counts, and logs unless this kind was logged a short while ago.
 
@@ -65,12 +66,13 @@ class Journal:
             every_s: shortest time between two lines of this kind, seconds.
             after: kind to which this one is the answer: however short the while, it is said where
                 that one was said since.
+            about: which request, where it is about one; the line ends with it.
 
         Returns:
             Whether it was logged.
         """
         self.count(kind)
-        return self.say(kind, message, level, every_s, after)
+        return self.say(kind, message, level, every_s, after, about)
 
     def say(
         self,
@@ -79,6 +81,7 @@ class Journal:
         level: int = logging.WARNING,
         every_s: float = LOG_EVERY_S,
         after: str = "",
+        about: About = NOTHING,
     ) -> bool:
         """Does as ``report``, and counts nothing: for a line about what was counted before."""
         now_s = time.monotonic()
@@ -89,7 +92,9 @@ class Journal:
                 return False
             if said_s is not None or len(self._said_at_s) < MAX_KINDS:
                 self._said_at_s[kind] = now_s
-        self._logger.log(level, "%s", message, extra=extra(About(kind)))
+        of = f" [{about}]" if about is not NOTHING else ""
+        about = about._replace(event=kind)
+        self._logger.log(level, "%s%s", message, of, extra=extra(about))
         return True
 
     def counters(self) -> dict[str, int]:

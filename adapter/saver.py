@@ -412,14 +412,14 @@ class Saver:
         self._give_back((ticket.lot,))  # an answer of any kind: its copies have ended
         if is_orphan:
             return
+        body, key, group = completion.body, ticket.key, ticket.group
         if error is not None:
-            self._journal.report("saves_refused", f"a save was refused: {error}")
+            self._journal.report("saves_refused", f"a save was refused: {error}", about=ticket.who)
             with self._lock:
-                self._flow.failed(ticket.key, ticket.group, now_s)
+                self._flow.failed(key, group, now_s)
             if ticket.purpose is Purpose.SETTLE and error.code != ErrorCode.UNKNOWN_STORE:
                 self._tickets.orphan(ticket.store, None, now_s + AGAIN_S)
             return
-        body, key, group = completion.body, ticket.key, ticket.group
         with self._lock:
             if isinstance(body, StoreReply):
                 self._flow.copied(key, group, body.held, body.copied, body.stop, now_s)

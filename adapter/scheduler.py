@@ -28,7 +28,7 @@ from adapter.reports import build_metadata, without_saves
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
 from adapter.trtllm_api import KvCacheConnectorScheduler
-from protocol.logline import About, extra
+from protocol.logline import NOTHING, About, extra
 
 INITIALIZATION_S: Final = 2.0
 """Longest wait for the first registration at bring-up; the engine starts uncached without it."""
@@ -102,7 +102,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             num_tokens = self._query(request, int(num_computed_tokens))
             return num_tokens, num_tokens > 0 and self._is_async
         except Exception as error:  # noqa: BLE001 - a miss, whatever it was
-            self._swallowed("query", error)
+            self._swallowed("query", error, request)
             self._forget(request)
             return 0, False
 
@@ -181,7 +181,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         try:
             return self._finished(request, (cache_block_ids,))
         except Exception as error:  # noqa: BLE001 - its saves are dropped
-            self._swallowed("finished", error)
+            self._swallowed("finished", error, request)
             return False
 
     def request_finished_by_layer_group(
@@ -199,7 +199,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         try:
             return self._finished(request, cache_block_ids)
         except Exception as error:  # noqa: BLE001 - its saves are dropped
-            self._swallowed("finished", error)
+            self._swallowed("finished", error, request)
             return False
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
@@ -218,7 +218,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
                 self._table.cancel(state, int(start), int(end))
                 self._send_returns()
         except Exception as error:  # noqa: BLE001 - the offer is given back when it expires
-            self._swallowed("cancel", error)
+            self._swallowed("cancel", error, request)
 
     def request_reset(self, request: Any) -> None:
         """The request lost its pages and will come again under the same id (E4).
@@ -229,7 +229,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         try:
             self._forget(request)
         except Exception as error:  # noqa: BLE001 - the next query begins anew anyway
-            self._swallowed("reset", error)
+            self._swallowed("reset", error, request)
 
     def shutdown(self) -> None:
         """Unregisters in bounded time, where the host calls it (E4)."""
@@ -329,7 +329,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
                 cached_tokens,
                 num_tokens,
                 f" ({why})" if why else "",
-                extra=extra(About("query", request=int(request.request_id))),
+                extra=extra(About("query", host_request=int(request.request_id))),
             )
         self._engine.journal.count("queries")
         self._engine.journal.count("tokens_offered", num_tokens)
@@ -413,7 +413,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         computed as soon as the load is said to be done, so it must never be.
         """
         if error is not None:
-            self._swallowed("alloc", error)
+            self._swallowed("alloc", error, request)
         state, table = self._state_of(request), self._table
         if table is None or state is None:
             return
@@ -436,7 +436,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         for key in returns.ends:
             running.link.end_request(key)
 
-    def _swallowed(self, hook: str, error: Exception) -> None:
-        self._engine.journal.report(
-            f"scheduler_{hook}_errors", f"kvkeep: {hook} failed, going on uncached: {error!r}"
-        )
+    def _swallowed(self, hook: str, error: Exception, request: Any = None) -> None:
+        number = getattr(request, "request_id", None)
+        about = About(host_request=number) if isinstance(number, int) else NOTHING
+        text = f"kvkeep: {hook} failed, going on uncached: {error!r}"
+        self._engine.journal.report(f"scheduler_{hook}_errors", text, about=about)

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Final
 
 from adapter.ring import Lot
+from protocol.logline import About
 
 MAX_ORPHANS: Final = 256
 """The server keeps no more uncommitted STOREs of one session."""
@@ -50,6 +51,11 @@ class Ticket:
     key: int = 0
     group: int = 0
     lot: Lot | None = None
+
+    @property
+    def who(self) -> About:
+        """Whose it is, for a log line."""
+        return About(request=self.key)
 
 
 class Tickets:

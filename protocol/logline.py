@@ -42,6 +42,7 @@ class About(NamedTuple):
         op: operation's name.
         seq: the message's number on its connection, 0 for none.
         request: the engine's number of the request, as the wire has it; -1 for none.
+        host_request: the host's number of it; -1 for none.
         engine: instance of the engine, or what its client calls itself.
         namespace: fingerprint, in hexadecimal digits.
         left_out: lines of this kind that were not written since the last one.
@@ -55,6 +56,7 @@ class About(NamedTuple):
     engine: str = ""
     namespace: str = ""
     left_out: int = 0
+    host_request: int = -1
 
     def __str__(self) -> str:
         """As people read it: ``STORE, request 7, of engine 0a…``; empty for nothing known."""
@@ -63,6 +65,8 @@ class About(NamedTuple):
             words.append(f"message {self.seq}")
         if self.request >= 0:
             words.append(f"request {self.request}")
+        if self.host_request >= 0:
+            words.append(f"the host's request {self.host_request}")
         if self.engine:
             words.append(f"engine {self.engine}")
         if self.namespace:
@@ -173,6 +177,8 @@ def _known(about: About) -> Iterator[tuple[str, Any]]:
             yield name, value
     if about.request >= 0:
         yield "request", about.request
+    if about.host_request >= 0:
+        yield "host_request", about.host_request
     if about.left_out:
         yield "left_out", about.left_out
 

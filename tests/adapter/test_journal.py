@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from adapter.journal import MAX_KINDS, Journal
+from protocol.logline import About, about_of
 
 
 def test_counts_each_and_logs_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,3 +73,14 @@ def test_kinds_are_bounded() -> None:
     journal.count("kind 0", 4)
     assert len(journal.counters()) == MAX_KINDS
     assert journal.counters()["kind 0"] == 5
+
+
+def test_a_line_about_a_request_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(logging.getLogger("kvkeep"))
+    journal.report("a", "x", about=About(request=7))
+    journal.report("b", "y", about=About(host_request=0))
+    assert [one.getMessage() for one in caplog.records] == [
+        "x [request 7]",
+        "y [the host's request 0]",
+    ]
+    assert about_of(caplog.records[0]) == About("a", request=7)

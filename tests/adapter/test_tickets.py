@@ -81,3 +81,7 @@ def test_orphans_are_bounded_and_no_slot_is_forgotten() -> None:
     assert tickets.num_orphans == MAX_ORPHANS
     assert orphans(tickets)[0] == (2, lent[2])
     assert tickets.registered() == lent[:2]
+
+
+def test_it_says_whose_it_is() -> None:
+    assert str(Ticket(Purpose.STORE, 1, 7).who) == "request 7"

@@ -80,9 +80,8 @@ def test_engine_and_server_make_one_trace(
             assert (span.trace_id, parent.trace_id) == (root.trace_id, root.trace_id)
             assert span.start_time_unix_nano >= parent.start_time_unix_nano
             assert span.end_time_unix_nano <= parent.end_time_unix_nano
-            assert (
-                facts[span.span_id]["kvkeep.namespace"] == (facts[hit.span_id]["kvkeep.namespace"])
-            )
+            for name in ("kvkeep.namespace", "kvkeep.engine"):
+                assert facts[span.span_id][name] == facts[hit.span_id][name]
         else:
             assert span.parent_span_id == root.span_id
     names = sorted(span.name for span in told if span.trace_id == hit.trace_id)

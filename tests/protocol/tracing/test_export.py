@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 import time
 
@@ -12,7 +14,7 @@ from protocol.traceparent import SpanRef
 from protocol.tracing import export
 from protocol.tracing.export import MAX_WAITING, Exporter, Span, TracingError
 from tests.wire.ports import free_port
-from tests.wire.process import wait_until
+from tests.wire.process import ROOT, wait_until
 
 collector = pytest.importorskip("tests.wire.collector")
 TRACE = 0x4BF92F3577B34DA6A3CE929D0E0E4736
@@ -95,6 +97,32 @@ def test_one_that_is_slow_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> No
         assert made.num_dropped == 10
         assert made.close(10)
         assert made.num_sent == MAX_WAITING + 1
+
+
+def test_a_process_ends_in_time_whatever_the_collector_does() -> None:
+    script = (
+        "from protocol.traceparent import SpanRef\n"
+        "from protocol.tracing.export import Exporter, Span\n"
+        "import time\n"
+        "made = Exporter('x', '1', print, batch_s=0.01)\n"
+        "made.put(Span('a', SpanRef(1, 2), 0, 1, 2))\n"
+        "time.sleep(0.2)\n"
+        "made.close(0.1)\n"
+        "print(time.time(), flush=True)\n"
+    )
+    with collector.Collector(wait_s=5.0) as end:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": end.url},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        assert time.time() - float(done.stdout) < 2
+        assert end.num_requests == 1
+    assert done.stderr == ""
 
 
 def test_one_that_refuses_is_told(
