@@ -237,10 +237,12 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "cat > s3.json <<END": RUN,
         "mkdir -p weed": RUN,
         "weed server -dir=weed -ip=127.0.0.1 -ip.bind=127.0.0.1 -master.telemetry=false -s3"
-        " -s3.port=8333 -s3.config=s3.json": Elsewhere("tests/stores/s3.py"),
-        "sleep 30": Elsewhere("tests/stores/s3.py"),
-        "echo 's3.bucket.create -name kv-cache' | weed shell -master=127.0.0.1:9333": Elsewhere(
-            "tests/stores/s3.py"
+        " -s3.port=8333 -s3.config=s3.json": Run(
+            ENDED, "-master.port=9333 -volume.port=50051", "Start Seaweed S3", is_slow=True
+        ),
+        "sleep 30": Run(is_slow=True),
+        "echo 's3.bucket.create -name kv-cache' | weed shell -master=127.0.0.1:9333": Run(
+            is_slow=True
         ),
         "python -m server launch --l2 's3://kv-cache?endpoint=http://127.0.0.1:8333'"
         " --promote-deadline 1s": LAUNCH,

@@ -18,12 +18,14 @@ class Run:
         more: further words, such as smaller counts.
         ready: what it says when it is ready, if it goes on in the background; a pattern.
         says: a pattern of what it prints.
+        is_slow: whether only ``make slow`` runs it, with all of its page.
     """
 
     codes: tuple[int, ...] = (0,)
     more: str = ""
     ready: str = ""
     says: str = ""
+    is_slow: bool = False
 
 
 @dataclass(frozen=True)

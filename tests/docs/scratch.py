@@ -25,7 +25,7 @@ from tests.repository import tree
 from tests.stores.valkey import binary
 from tests.wire.ports import free_port
 
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = 100.0
 READY_S: Final = 20
 END_S: Final = 3
 LINKS: Final = ("adapter", "deploy", "protocol", "server", "tests")

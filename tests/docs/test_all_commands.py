@@ -40,10 +40,22 @@ def shown() -> Iterator[tuple[str, str]]:
         yield from ((page, command) for command in dict.fromkeys(commands))
 
 
-def to_run(page: str) -> list[tuple[str, Run]]:
+def to_run(page: str, with_slow: bool) -> list[tuple[str, Run]]:
     """What runs of a page, in its order, as often as it is shown."""
     found = ((command, PAGES[page].get(first_line(command))) for command in every()[page])
-    return [(command, how) for command, how in found if isinstance(how, Run)]
+    runs = [(command, how) for command, how in found if isinstance(how, Run)]
+    return [(command, how) for command, how in runs if with_slow or not how.is_slow]
+
+
+def pages() -> Iterator[object]:
+    """Those with something to run, and once more those of which a part is slow."""
+    for page in (page for page in PAGES if page in every()):
+        if quick := to_run(page, with_slow=False):
+            yield pytest.param(page, False, id=page)
+        if quick != to_run(page, with_slow=True):
+            yield pytest.param(
+                page, True, id=f"all of {page}", marks=[pytest.mark.slow, pytest.mark.timeout(150)]
+            )
 
 
 def test_there_are_many() -> None:
@@ -70,13 +82,13 @@ def test_a_new_command_is_noticed() -> None:
     assert list(command_lines(f"{page}\n")) == ["kvkeep status", "kvkeep mend --all", "ls -l"]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page in every() and to_run(page)])
+@pytest.mark.parametrize(("page", "with_slow"), list(pages()))
 def test_the_commands_of_a_page_run(
-    page: str, tmp_path: Path, short_dir: Path, shm_dir: Path
+    page: str, with_slow: bool, tmp_path: Path, short_dir: Path, shm_dir: Path
 ) -> None:
     required(*NEEDS.get(page, ()))
     (shm_dir / "own").mkdir()
-    commands = to_run(page)
+    commands = to_run(page, with_slow)
     if page not in LIVE:
         assert Scratch(tmp_path, short_dir, shm_dir / "own").run(commands) == []
         return
