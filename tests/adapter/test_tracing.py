@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from adapter import tracing
 from adapter.journal import Journal
 from adapter.tracing import MAX_SPANS, MAX_TRACES, NO_SPAN, OpenSpan, Tracer, start
 from protocol.traceparent import parse
-from protocol.tracing.export import Span
+from protocol.tracing.export import Span, Value
 
 TO = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 
@@ -77,7 +76,7 @@ def test_a_request_is_one_trace_however_often_it_is_asked_about(sink: Sink) -> N
         ({"chunks_requested": 4, "chunks_hit": 1, "chunks_loaded": 1}, "loaded"),
     ],
 )
-def test_outcomes(sink: Sink, facts: dict[str, tracing.Value], outcome: str) -> None:
+def test_outcomes(sink: Sink, facts: dict[str, Value], outcome: str) -> None:
     tracer = Tracer(sink, 1.0)
     tracer.begin(1, 1, 1)
     tracer.learn(1, **facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def child() -> Iterator[TraceChild]:
     made.close()
 
 
-def told(number: int, **more: object) -> Told:
+def told(number: int, **more: Any) -> Told:
     answer = LookupReply(lease=b"", ready=3, pending=1, final=False)
     known = Told(
         int(Op.LOOKUP), 5, 7, b"e" * 16, b"f" * 16, None, answer, 4, str(SpanRef(number, 9))
