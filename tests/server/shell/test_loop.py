@@ -223,7 +223,9 @@ def test_time_from_a_request_to_its_answer_is_told_by_operation(running: Running
     assert 3_000 <= told["LOOKUP"].sum_us < 10_000_000
 
 
-def test_a_fault_in_a_handler_is_an_internal_error_and_no_more(running: Running) -> None:
+def test_a_fault_in_a_handler_is_an_internal_error_and_no_more(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     dealer = running.connect()
     dealer.send(frames.pack_request(Ping(), 99))
     reply = frames.unpack_reply(dealer.recv())
@@ -237,6 +239,7 @@ def test_a_fault_in_a_handler_is_an_internal_error_and_no_more(running: Running)
     dealer.send(b"next")
     assert dealer.recv() == b"echo next"
     assert running.complaints.counts()["loop_fault"] == 2
+    assert "[PING, message 99]" in caplog.text
 
 
 def test_a_fault_in_an_effect_does_not_stop_the_others(running: Running) -> None:

@@ -69,5 +69,13 @@ def test_only_what_is_to_be_traced_reaches_the_tracer() -> None:
     assert noted == [(traced, 1, 2)]
 
 
+def test_a_peers_words_make_no_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    error = RequestError(ErrorCode.MALFORMED, "unknown field `a\nERROR made up\x1b[31m é`")
+    with caplog.at_level(logging.INFO, "kvkeep.server"):
+        tell(Teller(Complaints()), Told(0, 0, error=error))
+    [line] = [one.getMessage() for one in caplog.records]
+    assert line == "request_refused: MALFORMED: unknown field `a\\nERROR made up\\x1b[31m é`"
+
+
 def test_an_unknown_operation_has_no_name() -> None:
     assert str(about(Told(0, 0))) == ""
