@@ -24,7 +24,7 @@ from server.tiers.disk.nametable import NameTable
 from server.tiers.disk.plan import NAME_BYTES
 from server.tiers.disk.segments import Segment, State
 from server.tiers.disk.shares import NOBODY, Tenant, Whose
-from server.tiers.disk.victims import LEAST_VICTIMS, Found, Victim, choose, find
+from server.tiers.disk.victims import Room, Victim, choose, oldest
 
 MAX_TOUCHED = 65_536
 """Values whose last use is noted for the index file; further ones keep the one it has."""
@@ -36,7 +36,6 @@ _SLOT_BITS = 24
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _MAX_USES = (1 << 32) - 1
 _HELD_NAMES = 256
-_NEVER = (1 << 64) - 1
 
 
 class Place(NamedTuple):
@@ -45,8 +44,6 @@ class Place(NamedTuple):
     segment: Segment
     slot: int
 
-
-Chosen = tuple[Tenant, ...]
 
 Note = Callable[[bytes, Entry | None], None]
 """Told under the lock of each value that came, changed, or, with None, went."""
@@ -58,11 +55,13 @@ class SizeClass:
 
     Attributes:
         segments: all of them.
-        victims: slots to evict next, for those with the same floors of their own.
+        victims: slots to evict next, for anybody.
+        own: for those with the same floors of their own, which do not hold against themselves.
     """
 
     segments: list[Segment] = field(default_factory=list)
-    victims: OrderedDict[Chosen, deque[Victim]] = field(default_factory=OrderedDict)
+    victims: deque[Victim] = field(default_factory=deque)
+    own: OrderedDict[tuple[Tenant, ...], deque[Victim]] = field(default_factory=OrderedDict)
 
 
 class Catalog(Contents):
@@ -248,29 +247,39 @@ class Catalog(Contents):
         """
         with self.lock:
             sized = self._classes.get(slot_bytes)
-            victims = sized.victims.get(self.shares.guarded_for(taker)) if sized else None
-            return victims is not None and self._evict_one(victims, taker)
+            if sized is None:
+                return False
+            if self._evict_one(sized.victims, taker):
+                return True
+            own = sized.own.get(self.shares.guarded_for(taker))
+            return own is not None and self._evict_one(own, taker)
 
     def choose(self, slot_bytes: int, taker: Whose = NOBODY) -> bool:
-        """Chooses the values of one slot length that go next; False if none can."""
+        """Chooses the values of one slot length that go next; False if none can.
+
+        What anybody may take goes before what only its own tenants may.
+        """
         with self.lock:
             sized = self._classes.get(slot_bytes)
             if sized is None:
                 return False
-            least = LEAST_VICTIMS if self.shares.floors else 1
-            victims = choose(self._find(sized, taker), least)
-            sized.victims[self.shares.guarded_for(taker)] = victims
-            while len(sized.victims) > MAX_CHOICES:
-                sized.victims.popitem(last=False)
-            return any(self._may_go(victim, taker) for victim in victims)
+            sized.victims = choose(sized.segments, self._room(NOBODY))
+            if any(self._may_go(victim, taker) for victim in sized.victims):
+                return True
+            guarded = self.shares.guarded_for(taker)
+            if not guarded:
+                return False
+            sized.own[guarded] = own = choose(sized.segments, self._room(taker))
+            while len(sized.own) > MAX_CHOICES:
+                sized.own.popitem(last=False)
+            return bool(own)
 
     def evict_own(self, tenant: Tenant, taker: Whose) -> bool:
         """Takes out the value of a tenant that goes first, of any length; False if none can."""
         with self.lock:
             if self._evict_one(self._own.get(tenant, deque()), taker):
                 return True
-            found = find([*self.segments.values()], self._span, self.shares, taker, tenant)
-            self._own[tenant] = choose(found, LEAST_VICTIMS)
+            self._own[tenant] = choose([*self.segments.values()], self._room(taker, tenant))
             return self._evict_one(self._own[tenant], taker)
 
     def _evict_one(self, victims: deque[Victim], taker: Whose) -> bool:
@@ -289,8 +298,8 @@ class Catalog(Contents):
             and self.shares.may_lose(int(segment.groups[victim.slot]), segment.slot_bytes, taker)
         )
 
-    def _find(self, sized: SizeClass, taker: Whose) -> Found:
-        return find(sized.segments, self._span, self.shares, taker)
+    def _room(self, taker: Whose, of: Tenant | None = None) -> Room:
+        return Room(self._span, self.shares, taker, of)
 
     def coldest(self, slot_bytes: int, taker: Whose = NOBODY) -> Segment | None:
         """The segment of other slots that may go for slots of this length.
@@ -309,10 +318,10 @@ class Catalog(Contents):
             ]
             if not others:
                 return None
-            oldest = int(self._find(own, taker).stamps.min(initial=_NEVER)) if own else _NEVER
+            first = oldest(own.segments, self._room(taker)) if own else None
             for age, number in sorted(others):
                 segment = self.segments[number]
-                if oldest != _NEVER and age >= oldest:
+                if first is not None and age >= first:
                     return None
                 if self._may_lose_all(segment, taker):
                     return segment
@@ -413,6 +422,7 @@ class Catalog(Contents):
             self._own = {}
             for sized in self._classes.values():
                 sized.victims.clear()
+                sized.own.clear()
 
     def _mean_stamp(self, segment: Segment) -> float:
         stamps = segment.stamps[segment.states == State.USED]
