@@ -310,4 +310,4 @@ def start(
 
 
 def _complain(journal: Journal, text: str) -> None:
-    journal.report("traces_lost", f"kvkeep: {text}")
+    journal.report("traces_lost", f"kvkeep: spans do not arrive: {text}")
