@@ -14,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.extents import RECORD_DTYPE, RECORDS_OFFSET_BYTES
+from protocol.ids import ID_BYTES
 from server.copier.mappings import Mapping, Mappings
 from server.porter.wire import Command
 from server.tiers.interface import HEADER_BYTES, Name, Part, Tier
 
 _PAGE_BYTES = 4096
+_SALT_AT = sum(
+    RECORD_DTYPE[at].itemsize for at in range((RECORD_DTYPE.names or ()).index("tenant"))
+)
+"""Of the field in a record, whose first one is the key."""
+_NO_SALT = bytes(ID_BYTES)
 
 
 class Memory:
@@ -133,7 +139,7 @@ class Memory:
             payload_bytes=length,
             address=mapping.view.ctypes.data + offset,
             heat=int(row["heat"]),
-            salt=_salt(mapping, row, offset),
+            salt=_salt(mapping, row, offset, room),
         )
 
     def _place(self, number: int) -> tuple[int, int]:
@@ -142,18 +148,20 @@ class Memory:
         return (0, 0) if mapping is None else (mapping.view.ctypes.data, mapping.view.size)
 
 
-def _salt(mapping: Mapping, row: np.void, offset: int) -> bytes:
+def _salt(mapping: Mapping, row: np.void, offset: int, room: int) -> bytes:
     """Under which salt a slot's chunk was stored first, as its record says; empty for none.
 
     The slot is pinned while it is written to a tier, so nobody changes its record.
     """
-    slot = (offset - mapping.first_byte) // int(row["room"])
+    slot = (offset - mapping.first_byte) // room
     begin = RECORDS_OFFSET_BYTES + slot * RECORD_DTYPE.itemsize
     if begin + RECORD_DTYPE.itemsize > mapping.first_byte:
         return b""
-    record = mapping.view[begin : begin + RECORD_DTYPE.itemsize].view(RECORD_DTYPE)[0]
-    salt = record["tenant"].tobytes()
-    return salt if record["key"] == row["key"] and any(salt) else b""
+    data = mapping.view.data
+    salt = bytes(data[begin + _SALT_AT : begin + _SALT_AT + ID_BYTES])
+    if salt == _NO_SALT or data[begin : begin + ID_BYTES] != row["key"].tobytes():
+        return b""
+    return salt
 
 
 def _fits(mapping: Mapping, offset: int, length: int, room: int) -> bool:

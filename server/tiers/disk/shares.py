@@ -66,7 +66,9 @@ class Shares:
         self._uses: list[int] = [0]
         self._free: list[int] = []
         self._groups: dict[Tenant, set[int]] = {}
-        self._reserved: dict[Tenant, int] = {}
+        self._tenants: list[tuple[Tenant, ...]] = [()]
+        #: Bytes that are being written, of groups for which anything is.
+        self._writing: dict[int, int] = {}
 
     # --- counting -------------------------------------------------------------------------
 
@@ -80,10 +82,12 @@ class Shares:
             if self._free:
                 number = self._free.pop()
                 self.whose[number], self._uses[number] = whose, 0
+                self._tenants[number] = whose.tenants
             else:
                 number = len(self.whose)
                 self.whose.append(whose)
                 self._uses.append(0)
+                self._tenants.append(whose.tenants)
             self._numbers[whose] = number
             for tenant in whose.tenants:
                 self._groups.setdefault(tenant, set()).add(number)
@@ -106,25 +110,28 @@ class Shares:
 
     def count(self, number: int, num_values: int, num_bytes: int) -> None:
         """Counts values of a group that came, or, below 0, went."""
+        sums = self.bytes_of
+        for tenant in self._tenants[number]:
+            left = sums.get(tenant, 0) + num_bytes
+            if left:
+                sums[tenant] = left
+            else:
+                sums.pop(tenant, None)
         self._use(number, num_values)
-        for tenant in self.whose[number].tenants:
-            _add(self.bytes_of, tenant, num_bytes)
-        self._let_go(number)
 
     def reserve(self, number: int, num_bytes: int) -> None:
         """Counts a slot that is being written for a group, or, below 0, no more."""
-        if number != UNKNOWN:
-            self._use(number, 1 if num_bytes > 0 else -1)
-            for tenant in self.whose[number].tenants:
-                _add(self._reserved, tenant, num_bytes)
-            self._let_go(number)
+        left = self._writing.get(number, 0) + num_bytes
+        if left:
+            self._writing[number] = left
+        else:
+            del self._writing[number]
+        self._use(number, 1 if num_bytes > 0 else -1)
 
     def _use(self, number: int, count: int) -> None:
-        self._uses[number] += count
-
-    def _let_go(self, number: int) -> None:
         """A group of which nothing is left gives its number back: salts come without end."""
-        if number != UNKNOWN and not self._uses[number]:
+        self._uses[number] += count
+        if not self._uses[number] and number != UNKNOWN:
             gone = self.whose[number]
             del self._numbers[gone]
             for tenant in gone.tenants:
@@ -155,13 +162,17 @@ class Shares:
 
     def guarded_for(self, taker: Whose) -> tuple[Tenant, ...]:
         """Those of a taker's tenants whose floors do not hold against itself."""
-        return tuple(one for one in taker.tenants if one in self.floors)
+        return tuple(one for one in taker.tenants if one in self.floors) if self.floors else ()
 
     def over(self, taker: Whose, num_bytes: int) -> Tenant | None:
         """A tenant that has no room below its limit for one more value of a taker's."""
         for tenant in taker.tenants if self.limits else ():
-            taken = self.bytes_of.get(tenant, 0) + self._reserved.get(tenant, 0)
-            if tenant in self.limits and taken + num_bytes > self.limits[tenant]:
+            if tenant not in self.limits:
+                continue
+            taken = self.bytes_of.get(tenant, 0) + num_bytes
+            for number, size in self._writing.items():
+                taken += size * (tenant in self._tenants[number])
+            if taken > self.limits[tenant]:
                 return tenant
         return None
 
@@ -173,7 +184,7 @@ class Shares:
         """Whether a group may lose so many bytes for a taker: its tenants are left their floors."""
         return not self.floors or all(
             self.spare_bytes(tenant) >= num_bytes
-            for tenant in self.whose[number].tenants
+            for tenant in self._tenants[number]
             if tenant in self.floors and tenant not in taker.tenants
         )
 
@@ -190,7 +201,7 @@ class Shares:
         lost: dict[Tenant, int] = {}
         numbers, counts = np.unique(groups, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            for tenant in self.whose[number].tenants:
+            for tenant in self._tenants[number]:
                 lost[tenant] = lost.get(tenant, 0) + count * slot_bytes
         return all(
             self.spare_bytes(tenant) >= num_bytes
@@ -224,11 +235,3 @@ def alone(tenant: Tenant) -> Whose:
     """A tenant by itself, as who wants room."""
     is_salt, name = tenant
     return Whose(b"", name) if is_salt else Whose(name)
-
-
-def _add(sums: dict[Tenant, int], tenant: Tenant, num_bytes: int) -> None:
-    left = sums.get(tenant, 0) + num_bytes
-    if left:
-        sums[tenant] = left
-    else:
-        sums.pop(tenant, None)
