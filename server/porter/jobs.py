@@ -124,8 +124,7 @@ class Performer:
                 with self._calling(CALL_S):
                     self._listings.keep(command)
             elif kind == Kind.QUOTAS:
-                with self._calling(FORGET_S):
-                    self._sharing().trim()
+                self._trim()
             else:
                 self._forget(command)
             return Answer(kind, number)
@@ -256,6 +255,13 @@ class Performer:
             TierError: it keeps none, as its settings should have said.
         """
         self._sharing().set_quotas(unpack_quotas(command.text))
+
+    def _trim(self) -> None:
+        has_more = True
+        while has_more and not self._stopping.is_set():
+            with self._calling(CALL_S):
+                has_more = self._sharing().trim()
+            self._moved()
 
     def _of_salt(self, command: Command) -> bytes:
         with self._calling(CALL_S):

@@ -197,8 +197,12 @@ class Sharing(Protocol):
         """
         ...
 
-    def trim(self) -> None:
-        """Forgets of tenants above their limit what they used longest ago."""
+    def trim(self) -> bool:
+        """Forgets of tenants above their limit some of what they used longest ago.
+
+        Returns:
+            Whether there is more to forget.
+        """
         ...
 
     def of_salt(self, salt: bytes, most: int) -> list[Name]:

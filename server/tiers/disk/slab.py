@@ -163,11 +163,10 @@ class SlabTier:
             if store is not None:
                 store.catalog.set_quotas(self._quotas)
 
-    def trim(self) -> None:
+    def trim(self) -> bool:
         """See ``Sharing``."""
         with self._entered() as store:
-            if store is not None:
-                store.space.trim()
+            return store is not None and store.space.trim()
 
     def of_salt(self, salt: bytes, most: int) -> list[Name]:
         """See ``Sharing``."""

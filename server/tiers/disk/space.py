@@ -28,6 +28,9 @@ SMALL_SEGMENTS = 64
 """While there are fewer, one that the file system has no room for is made shorter. Each costs a
 descriptor."""
 
+TRIMMED = 1024
+"""Values taken out in one step of bringing tenants below their limits."""
+
 _TRIES = 8
 """Slots that others took meanwhile; then there is no room."""
 
@@ -140,11 +143,19 @@ class Space:
                 return status
         return Status.NO_ROOM
 
-    def trim(self) -> None:
-        """Takes out of tenants above their limit what goes first, until they are within it."""
+    def trim(self) -> bool:
+        """Takes out of tenants above their limit some of what goes first.
+
+        Returns:
+            Whether there is more to take out.
+        """
+        left = TRIMMED
         for tenant in self._catalog.excess():
             while tenant in self._catalog.excess() and self._evict_own(tenant, alone(tenant)):
-                pass
+                left -= 1
+                if not left:
+                    return True
+        return False
 
     def _taken(self, slot_bytes: int, taker: Whose) -> Place | None:
         with self._catalog.lock:

@@ -15,6 +15,7 @@ import lmdb
 import pytest
 
 from server.core.tiers.parts import Share, Status
+from server.tiers.disk import space as spaces
 from server.tiers.disk.files import BLOCK_BYTES
 from server.tiers.disk.slab import SlabTier
 from server.tiers.interface import Name
@@ -108,10 +109,19 @@ def test_a_limit_that_is_lowered_holds_after_trim(opened: Open) -> None:
     put(tier, A, range(100))
     put(tier, b"", range(200, 250), fingerprint=OTHER)
     tier.set_quotas([Share(True, A, 0, 10 * SLOT), Share(False, OTHER, 0, 7 * SLOT)])
-    tier.trim()
+    assert not tier.trim()
     assert bytes_of(tier, A) == {A: 10 * SLOT}
     assert dict(tier.health().shares) == {FINGERPRINT: 10 * SLOT, OTHER: 7 * SLOT}
     assert held(tier, range(100)) != []
+
+
+def test_much_is_trimmed_in_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "TRIMMED", 10)
+    tier = opened()
+    put(tier, A, range(35))
+    tier.set_quotas([Share(True, A, 0, SLOT)])
+    assert [tier.trim() for _ in range(4)] == [True, True, True, False]
+    assert bytes_of(tier, A) == {A: SLOT}
 
 
 def test_salts_and_their_sums_are_there_after_a_restart(opened: Open) -> None:
