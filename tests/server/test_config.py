@@ -70,6 +70,8 @@ def test_a_shown_size_reads_back_nearly(num_bytes: int) -> None:
         ("extent-size", "100001"),
         ("arena-dir", "here"),
         ("log-level", "chatty"),
+        ("log-format", "xml"),
+        ("traces", "1.5"),
         ("arena-at-exit", "burn"),
     ],
 )
