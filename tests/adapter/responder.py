@@ -251,7 +251,7 @@ class Responder:
         packet = side.unpack_from_client(data)
         if isinstance(packet, side.SideHello):
             if self.refuse_side is not None:
-                connection.send(side.pack(side.SideError(code=self.refuse_side, message="no")))
+                self._answer(connection, side.SideError(code=self.refuse_side, message="no"))
                 connection.close()
                 self._sides.remove(connection)
                 return
@@ -259,17 +259,23 @@ class Responder:
             welcome = side.Welcome(
                 token=token, epoch=self.epoch, arena=self.arena, endpoint=self.url
             )
-            connection.send(side.pack(welcome))
+            self._answer(connection, welcome)
         elif isinstance(packet, side.Drained):
             self.drained.append(packet)
         elif self.refuse_pool is not None:
             error = side.SideError(code=self.refuse_pool, message="no seal", pool=packet.pool)
-            connection.send(side.pack(error))
+            self._answer(connection, error)
             for fd in fds:
                 os.close(fd)
         else:
             self.pools += fds
-            connection.send(side.pack(side.PoolAccepted(pool=packet.pool)))
+            self._answer(connection, side.PoolAccepted(pool=packet.pool))
+
+    @staticmethod
+    def _answer(connection: socket.socket, packet: side.FromServer) -> None:
+        """Who asked may have left meanwhile, as an engine does that closes: nobody's fault."""
+        with contextlib.suppress(OSError):
+            connection.send(side.pack(packet))
 
     def _serve_router(self) -> None:
         while True:

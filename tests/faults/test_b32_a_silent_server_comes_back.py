@@ -52,16 +52,16 @@ def rig(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 def run_uncached(rig: EngineRig, limit_s: float = AWAY_S) -> None:
     """Requests go on, as many as fit; not one hook waits for the server beyond its budget."""
-    end_s, seed = time.monotonic() + limit_s, 10_000
+    end_s, seed, asked = time.monotonic() + limit_s, 10_000, 0
     slow = []
     while time.monotonic() < end_s:
         rig.hook_s.clear()
         rig.run(tokens(30, seed=seed))
-        seed += 1
+        seed, asked = seed + 1, asked + len(rig.hook_s)
         slow += [(name, took_s) for name, took_s in rig.hook_s.items() if took_s > HOOK_LIMIT_S]
         time.sleep(0.01)  # a pace
-    # A machine that is busy may delay one hook or another; a wait would show in many.
-    assert len(slow) <= 2, slow
+    # A machine that is busy may delay one hook or another; a wait would show in each of its kind.
+    assert len(slow) <= max(2, asked // 100), slow
 
 
 def await_hits(rig: EngineRig) -> None:
