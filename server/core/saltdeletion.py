@@ -184,8 +184,8 @@ class SaltDeletion:
 
     def _look(self, search: Search, owner: Owner, extent: Extent) -> Steps:
         for begin in range(0, extent.geometry.num_slots, FIND_SLOTS):
-            if self._arena.extents.get(extent.extent) is not extent:
-                return
+            if self._arena.extents.get(extent.extent) is not extent or not extent.num_held:
+                return  # it went, or its file is not made yet
             end = min(extent.geometry.num_slots, begin + FIND_SLOTS)
             self._outbox.add(FindSalt(search.number, extent.extent, begin, end, search.salt))
             yield MORE  # it is performed, and answered, before the next slice

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from protocol import messages as m
 from protocol.ids import Fingerprint
+from protocol.quotas import TenantKind
 from tests.fuzz.grammar import NAMES, Actor, Step
 from tests.server.core.spaces import quota_of
 
@@ -16,12 +17,15 @@ class AskerVerbs(Actor):
     """Each method is a verb."""
 
     def quota(self, step: Step) -> None:
-        """QUOTAS, of a namespace or of a salt; now and then nothing is to change."""
+        """QUOTAS, of a namespace or of a salt; now and then of no change, or DELETE_SALT."""
         process = self.who(step.a)
         if process is not None:
             names = [Fingerprint(name) for name in NAMES]
             change = quota_of(names, step.b, step.c % 24, step.c // 24 % 24)
-            self.ask(process, m.Quotas(change=change if step.b % 5 else None), step)
+            body: m.Request = m.Quotas(change=change if step.b % 5 else None)
+            if change.kind is TenantKind.SALT and step.b % 5 == 0:
+                body = m.DeleteSalt(tenant=change.tenant, look=step.c % 3 == 0)
+            self.ask(process, body, step)
 
     def follow(self, step: Step) -> None:
         """EVENTS from the beginning, from a place in the stream or from nowhere; SNAPSHOT."""

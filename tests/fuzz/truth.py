@@ -129,6 +129,7 @@ class Truth:
             fx.KeepNamespace: self._keep,
             fx.DropNamespace: self._drop,
             fx.KeepQuotas: self._keep_quotas,
+            fx.FindSalt: self._find_salt,
             **self.below.acts(),
         }
         self.begin(config)
@@ -391,6 +392,12 @@ class Truth:
 
     def _keep_quotas(self, effect: fx.KeepQuotas) -> None:
         self.quotas = effect.quotas
+
+    def _find_salt(self, effect: fx.FindSalt) -> None:
+        rows = self.extents[effect.extent].rows[effect.begin : effect.end]
+        found = np.flatnonzero((rows["tenant"] == np.void(effect.salt)) & (rows["checksum"] != 0))
+        generations = rows["generation"][found].astype(np.int64)
+        self.core.salt_found(effect.search, effect.begin + found, generations, self.now_ns)
 
     def _reply(self, effect: fx.SendReply) -> None:
         self.replied(effect)
