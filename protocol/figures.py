@@ -176,6 +176,7 @@ TIER_FIGURES: dict[str, Figure] = {
     "locked": _counter("Values encrypted otherwise than this server can read, or was told to keep"),
     "values_lost": _counter("Values that a tier had lost when they were used in L1"),
     "no_room": _counter("Values that did not fit into a tier"),
+    "over": _counter("Values that tenants' quotas in a tier left no room for"),
     "breaker_opens": _counter("Times that a tier was left alone for a while"),
     "stalls": _counter("Times that a tier neither answered nor moved a byte"),
     "deletes_widened": _counter("Times that all of a namespace went instead of some chunks"),
