@@ -628,7 +628,7 @@ class DeleteSaltReply(ChunkCountReply, frozen=True, kw_only=True):
         tiers_unknown: tiers that are written to and do not know, or could not be asked: of them
             goes what L1 and the others named.
         tiers_pending: lower tiers that have not forgotten yet.
-        more: a tier has more: ask again.
+        more: there is more: ask again.
     """
 
     tier_values: Annotated[dict[Text, Count], Meta(max_length=limits.MAX_STATUS_ROWS)] = {}

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 
 from protocol.errors import ErrorCode, RequestError
-from protocol.ids import Fingerprint
+from protocol.ids import ID_BYTES, Fingerprint
 from protocol.messages import DeleteSaltReply
 from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Steps, Task
 from server.core.arena import Arena
@@ -56,7 +56,7 @@ class Search:
         values: of tiers, by name.
         unknown: tiers that do not know, or could not be asked.
         names: namespaces of which something is being forgotten.
-        has_more: a tier has more.
+        has_more: there is more.
     """
 
     number: int
@@ -155,12 +155,12 @@ class SaltDeletion:
         yield MORE  # whoever asks has had its slice
         for tier in self._forgetting.tiers:
             yield from self._look_below(search, tier)
-        if not search.has_more or search.is_look:
-            for owner in list(self._roster.owners.values()):
-                for extents in owner.extents:
-                    for extent in list(extents):
+        for owner in list(self._roster.owners.values()):
+            for extents in owner.extents:
+                for extent in list(extents):
+                    if search.is_look or not search.has_more:
                         yield from self._look(search, owner, extent)
-                self._departures.shrink(owner)
+            self._departures.shrink(owner)
         self._over(search)
 
     def _over(self, search: Search) -> None:
@@ -222,18 +222,26 @@ class SaltDeletion:
     def _take(
         self, search: Search, owner: Owner, index: ChunkIndex, nodes: list[tuple[int, int]]
     ) -> Steps:
-        """Takes chunks and what continues them out of L1, and has tiers forget them."""
-        forgotten = bytearray()
+        """Takes chunks and what continues them out of L1, and has tiers forget them.
+
+        Not more than can be owed by name: else tiers would forget what is others', too.
+        """
+        forgotten, is_needed = bytearray(), self._forgetting.is_needed
+        most = self._forgetting.room_keys(owner.fingerprint) * ID_BYTES
 
         def drop(leaf: int) -> bool:
+            if is_needed and len(forgotten) >= most:
+                search.has_more = True
+                return False
             search.chunks += 1
-            if self._forgetting.is_needed:
+            if is_needed:
                 forgotten.extend(index.key(leaf))
             self._drop(owner, leaf)
             return True
 
         for number, (node, life) in enumerate(nodes):
-            if index is not owner.index:
+            if index is not owner.index or (is_needed and len(forgotten) >= most):
+                search.has_more |= index is owner.index
                 break
             if index.life[node] == life:
                 for pause in peel(owner, node, drop):
@@ -283,6 +291,9 @@ class SaltDeletion:
         for name, keys in spaces.items():
             owner = self._roster.owners.get(name)
             search.names.add(name)
+            if self._forgetting.room_keys(name) < len(keys):
+                search.has_more = True
+                continue
             if owner is None:
                 if not self._forgetting.has_place(name):
                     search.unknown.append(tier.name)

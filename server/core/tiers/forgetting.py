@@ -158,6 +158,16 @@ class Forgetting:
             self.begun(owner)
             self.delete_name(owner.fingerprint, keys, owner.num_shards)
 
+    def room_keys(self, fingerprint: Fingerprint) -> int:
+        """So many more chunks of a namespace can be owed before all of it would have to go."""
+        owed = [
+            mine[fingerprint]
+            for tier, mine in zip(self._tiers.tiers, self._owed, strict=True)
+            if tier.policy.writes and fingerprint in mine
+        ]
+        most = max((len(one.keys) + len(one.told or b"") for one in owed), default=0)
+        return MAX_OWED_KEYS - most // ID_BYTES
+
     def delete_name(self, fingerprint: Fingerprint, keys: bytes, shards: int) -> None:
         """The same of a namespace that may be known to tiers only.
 

@@ -138,6 +138,37 @@ def test_a_namespace_that_only_the_disk_knows(monkeypatch: pytest.MonkeyPatch) -
     assert world.tiers[0].store == others
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_much_goes_in_rounds_and_never_takes_others_with_it(
+    monkeypatch: pytest.MonkeyPatch, is_up: bool
+) -> None:
+    monkeypatch.setattr("server.core.tiers.forgetting.MAX_OWED_KEYS", 10)
+    world = TierWorld(tiered(STORE, extents=8, slots=16))
+    world.up()
+    engine = begun(world)
+    engine.tenant = OTHER
+    engine.save(chain("o", 6))
+    engine.tenant = SALT
+    for name in "xyz":
+        engine.save(chain(name, 9))
+    others = {(fingerprint(engine.space), key, 0) for key in chain("o", 6)}
+    if not is_up:
+        world.down()
+    rounds = [delete(engine)]
+    while rounds[-1].more and not rounds[-1].tiers_pending:
+        rounds.append(delete(engine))
+    if is_up:
+        assert (rounds[0].chunks, sum(one.chunks for one in rounds)) == (10, 27)
+        assert world.tiers[0].store == others
+        assert delete(engine, look=True).chunks == 0
+    else:
+        assert [(one.chunks, one.tiers_pending) for one in rounds] == [(10, 1)]
+        world.up()
+        world.wait(5 * SECOND)
+        assert others < world.tiers[0].store
+    assert world.core.stats().get("tier_valkey_deletes_widened", 0) == 0
+
+
 def test_a_tier_that_cannot_be_asked_is_named() -> None:
     readonly = TierConfig("old", policy=Policy.NONE)
     world = TierWorld(tiered(DISK, readonly))
