@@ -80,6 +80,7 @@ class Question:
         writer: the tier's.
         nodes: int64[n], of the chunks.
         lives: int32[n], of those nodes.
+        written: bool[n, shards], the parts that the tier had said to have before it was asked.
         is_over: it was answered.
         statuses: uint8[n, shards], None after an error.
     """
@@ -87,6 +88,7 @@ class Question:
     writer: Writer
     nodes: Ints
     lives: NDArray[np.int32]
+    written: NDArray[np.bool_]
     is_over: bool = False
     statuses: NDArray[np.uint8] | None = None
 
@@ -248,11 +250,14 @@ class Freshness:
             yield WAIT
 
     def _question(self, noted: Noted, writer: Writer, nodes: Ints) -> Question | None:
-        bits = self._bits(noted.index, nodes, writer.tier)
-        nodes = nodes[(bits == 1).any(axis=1)]
+        # What is on its way may not be there yet when it is asked for, and is young anyway.
+        written = self._bits(noted.index, nodes, writer.tier) == 1
+        written &= ~np.isin(noted.index.cells[nodes], writer.under_way())
+        rows = written.any(axis=1)
+        nodes = nodes[rows]
         if not nodes.size:
             return None
-        question = Question(writer, nodes, noted.index.lives(nodes))
+        question = Question(writer, nodes, noted.index.lives(nodes), written[rows])
         num_shards = noted.index.num_shards
 
         def ended(statuses: bytes | None) -> None:
@@ -273,9 +278,8 @@ class Freshness:
         if question.statuses is None or index is not noted.owner.index:
             return
         lives = index.lives(question.nodes) == question.lives
-        gone = (question.statuses[lives] == Status.ABSENT) & (
-            self._bits(index, question.nodes[lives], tier) == 1
-        )
+        gone = (question.statuses[lives] == Status.ABSENT) & question.written[lives]
+        gone &= self._bits(index, question.nodes[lives], tier) == 1
         if gone.any():
             slots = index.cells[question.nodes[lives]][gone]
             self._table.tiers[slots] &= np.uint8(~tier.bit & 0xFF)

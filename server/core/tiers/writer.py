@@ -352,6 +352,10 @@ class Writer:
             self.tier, entry.owner, parts, num_bytes, lambda statuses: self._ended(flight, statuses)
         )
 
+    def under_way(self) -> Slots:
+        """Slots that are being written: the tier is counted on for them before it has them."""
+        return np.concatenate([np.empty(0, np.int64), *(one.slots for one in self.flights)])
+
     def _ended(self, flight: Flight, statuses: bytes) -> None:
         self.flights.discard(flight)
         owner = flight.entry.owner

@@ -250,6 +250,23 @@ def test_every_part_of_a_chunk_is_told_and_only_lost_ones_are_written() -> None:
     assert [name for put in puts for name in world.names(put)] == [lost]
 
 
+def test_what_is_still_on_its_way_is_not_lost() -> None:
+    world, engine = begin(auto_tiers=False)
+    keys = chain("x", 3)
+    engine.save(keys)
+    engine.lookup(keys)
+    world.wait(SECOND)
+    for touch in world.live(0, fx.TierTouch):  # a porter's threads overtake one another
+        world.answer(touch.job)
+    world.pump()
+    while world.tier_jobs:
+        world.answer(next(iter(world.tier_jobs)))
+        world.pump()
+    assert kept(world) == set(keys)
+    assert world.core.stats().get("tier_t_values_lost", 0) == 0
+    assert len([effect for effect in world.log if isinstance(effect, fx.TierPut)]) == 1
+
+
 def test_two_tiers_are_told_at_once() -> None:
     world, engine = begin(TierConfig("a"), TierConfig("b"), auto_tiers=False)
     keys = chain("x", 3)
