@@ -71,6 +71,12 @@ def test_what_cannot_be_is_refused(holding: Cached) -> None:
     for words, code, expected in (
         (("set", "1G", "--salt", "x"), 1, "67108864 are left"),
         (
+            ("set", "1M", "--salt", "x", "--tier", "tape"),
+            1,
+            "no lower tier 'tape'; there are: none",
+        ),
+        (("set", "1M", "--salt", "x", "--salt-file", "-"), 2, "either --salt TEXT"),
+        (
             ("set", "2M", "--limit", "1M", "--salt", "x"),
             2,
             "limit='1M': expected a limit above 0 that is no less than the floor, 2M",
