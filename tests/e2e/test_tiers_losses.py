@@ -93,12 +93,15 @@ def test_a_full_valkey_refuses_or_evicts_and_goes_on(
         losses = {"full": flush} if policy == "noeviction" else {}
         store = stores.Store("valkey", f"valkey://127.0.0.1:{node.port}", losses)
         found, told = fill(store, short_dir, shm_dir, 128, f"valkey full {policy}")
-        assert CHAIN * len(found.found) / 8 < sum(found.found) < CHAIN * len(found.found)
+        assert sum(found.found) < CHAIN * len(found.found)
         if policy == "noeviction":
+            assert sum(found.found) > CHAIN * len(found.found) / 8
             assert told.get("tier_valkey_no_room", 0) > 0
             assert found.found[0] == CHAIN, "the first ones stay"
         else:
-            assert found.found[-losing.IN_L1 - 1] == CHAIN, "the latest ones stay"
+            # Its clock of uses has steps of a second: of what came within one, any goes first, and
+            # one chunk gone ends a prefix. What came last has seen next to no eviction.
+            assert max(found.found[-losing.IN_L1 - 8 :]) == CHAIN, "the latest ones stay"
 
 
 def test_a_full_s3_refuses_and_goes_on(short_dir: Path, shm_dir: Path, tmp_path: Path) -> None:
