@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from adapter.journal import Journal
 from protocol import __version__, traceparent
 from protocol.traceparent import SpanRef, bound_of, is_taken
-from protocol.tracing.export import Exporter, Span, TracingError, Value
+from protocol.tracing.export import Exporter, Sink, Span, TracingError, Value
 
 SERVICE: Final = "kvkeep-adapter"
 
@@ -37,18 +37,6 @@ MAX_SPANS: Final = 64
 """Spans below one request; a request that is queried for ever makes no more than these."""
 
 _CLOSE_S: Final = 0.5
-
-
-class Sink(Protocol):
-    """Where spans go that are over."""
-
-    def put(self, span: Span) -> bool:
-        """Takes one, or counts it as lost; never waits."""
-        ...
-
-    def figures(self) -> dict[str, int]:
-        """What became of them, by name."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ import msgspec
 
 from protocol import __version__
 from protocol.traceparent import SpanRef, parse
-from protocol.tracing.export import Exporter, Span, TracingError, Value
+from protocol.tracing.export import Exporter, Sink, Span, TracingError, Value
 from server.tracing.wire import MAX_BYTES, READY, Record, unpack
 
 _log = logging.getLogger("kvkeep.traces")
@@ -84,23 +84,26 @@ def main(fd: int, parent: int | None) -> None:
     os._exit(0)  # a collector that takes its time holds up nothing
 
 
-def _serve(records: socket.socket, exporter: Exporter) -> None:
+def _serve(records: socket.socket, exporter: Sink) -> None:
     records.settimeout(FIGURES_S)
     told: dict[str, int] = {}
+    tell_again_s = time.monotonic()
     while True:
         try:
-            data = records.recv(MAX_BYTES)
+            _take(records.recv(MAX_BYTES), exporter)
         except TimeoutError:
-            data = b""
-        if data:
-            _take(data, exporter)
-        elif (now := exporter.figures()) != told:
+            pass
+        now_s = time.monotonic()
+        if now_s < tell_again_s:
+            continue
+        tell_again_s = now_s + FIGURES_S  # records may come without a pause
+        if (now := exporter.figures()) != told:
             told = now
             click.echo(READY + json.dumps(told))
             sys.stdout.flush()
 
 
-def _take(data: bytes, exporter: Exporter) -> None:
+def _take(data: bytes, exporter: Sink) -> None:
     try:
         span = span_of(unpack(data), random.getrandbits(64) or 1)
     except msgspec.DecodeError as error:

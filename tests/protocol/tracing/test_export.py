@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -85,6 +86,7 @@ def test_a_collector_that_is_not_there_is_told_and_nothing_is_logged(
 
 
 def test_one_that_is_slow_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MAX_BATCH", 1024)  # few requests: each takes so long here
     with collector.Collector(wait_s=0.2) as end:
         made = exporter(monkeypatch, end.url, [])
         made.put(span())
@@ -145,3 +147,49 @@ def test_without_the_package_one_line_says_what_to_install(
     with pytest.raises(TracingError, match="pip install 'kvkeep"):
         Exporter("x", "1", lambda text: None)
     assert "tracing" in export.INSTALL
+
+
+def test_an_environment_that_turns_the_sdk_off_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "True")
+    with pytest.raises(TracingError, match="OTEL_SDK_DISABLED is set"):
+        Exporter("x", "1", lambda text: None)
+
+
+def test_without_a_thread_there_are_no_traces_and_nothing_else_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with pytest.raises(TracingError, match="can't start new thread"):
+        Exporter("x", "1", lambda text: None)
+
+
+def test_many_spans_are_made_in_pieces_with_room_for_other_threads_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hook that waits for the interpreter does not wait for hundreds of spans."""
+    with collector.Collector() as end:
+        made = exporter(monkeypatch, end.url, [])
+        for number in range(200):
+            made.put(span(number + 1))
+        assert made.close(10)
+        assert len(end.spans) == 200
+        assert end.num_requests >= 200 // export.MAX_BATCH
+
+
+def test_what_others_send_by_the_same_library_is_logged_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter
+
+    logger = logging.getLogger(trace_exporter.__name__)
+    before = list(logger.filters)
+    with collector.Collector() as end:
+        made = exporter(monkeypatch, end.url, [])
+        made.put(span())
+        assert made.close(10)
+    assert logger.filters == before

@@ -7,14 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from protocol.traceparent import SpanRef
+from protocol.tracing.export import Span
 from server.tracing import main
 from server.tracing.wire import READY, Record, pack
-from tests.wire.process import ROOT
+from tests.wire.process import ROOT, wait_until
 
 RECORD = Record("STORE", 3, 0, str(SpanRef(5, 6)), 10, 20, b"e" * 16, b"", 4, "", {"held": 1}, "")
 
@@ -49,7 +51,41 @@ def test_a_collectors_trouble_is_said_once_a_minute(caplog: pytest.LogCaptureFix
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def run(tmp_path: Path, sent: list[bytes], environ: dict[str, str]) -> tuple[int, str]:
+class Counting:
+    """Counts spans; ends the process's loop at the last of them."""
+
+    def __init__(self, last: int) -> None:
+        self.num_put, self._last = 0, last
+
+    def put(self, span: Span) -> bool:
+        self.num_put += 1
+        if self.num_put == self._last:
+            raise SystemExit(0)
+        time.sleep(0.002)
+        return True
+
+    def figures(self) -> dict[str, int]:
+        return {"spans_sent": self.num_put}
+
+
+def test_figures_are_told_while_records_come_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "FIGURES_S", 0.02)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        for _ in range(40):
+            ours.send(pack(RECORD))
+        with pytest.raises(SystemExit):
+            main._serve(theirs, Counting(40))
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 6
+    assert all(line.startswith(READY) for line in lines)
+
+
+def run(
+    tmp_path: Path, sent: list[bytes], environ: dict[str, str], awaited: tuple[str, ...] = ()
+) -> tuple[int, str]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     fd = theirs.fileno()
     with ours, theirs, (tmp_path / "said").open("wb+") as said:
@@ -63,21 +99,20 @@ def run(tmp_path: Path, sent: list[bytes], environ: dict[str, str]) -> tuple[int
         )
         for data in sent:
             ours.send(data)
-        try:
-            code = child.wait(1.5 if sent else 20)
-        except subprocess.TimeoutExpired:
+        path = Path(said.name)
+        if awaited:
+            wait_until(lambda: all(one in path.read_text() for one in awaited), limit_s=20)
             child.terminate()
-            code = child.wait(20)
-        said.seek(0)
-        return code, said.read().decode()
+        code = child.wait(20)
+        return code, path.read_text()
 
 
 def test_it_counts_says_what_it_cannot_read_and_ends_when_told(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    code, said = run(tmp_path, [b"nonsense", pack(RECORD)], {})
+    awaited = ("a record was not understood", READY)
+    code, said = run(tmp_path, [b"nonsense", pack(RECORD)], {}, awaited)
     assert code == 0
-    assert "a record was not understood" in said
-    assert READY in said
+    assert all(one in said for one in awaited)
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
