@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Final
 
-from protocol.logline import NOTHING, About, extra
+from protocol.logline import NOTHING, About, extra, printable
 
 LOG_EVERY_S: Final = 60.0
 NEWS_EVERY_S: Final = 5.0
@@ -94,7 +94,7 @@ class Journal:
                 self._said_at_s[kind] = now_s
         of = f" [{about}]" if about is not NOTHING else ""
         about = about._replace(event=kind)
-        self._logger.log(level, "%s%s", message, of, extra=extra(about))
+        self._logger.log(level, "%s%s", printable(message), of, extra=extra(about))
         return True
 
     def counters(self) -> dict[str, int]:

@@ -17,6 +17,9 @@ from adapter.tracing import OpenSpan, Tracer
 
 _MAX_SEEN: Final = 256
 
+MAX_OPEN: Final = 256
+"""Loads whose end was not seen; the host may give a request up that waits outside the batch."""
+
 
 class LoadSpans:
     """Spans of one rank's loads."""
@@ -48,6 +51,8 @@ class LoadSpans:
             span = self._tracer.open(order.key, "kvkeep.load")
             span.learn(chunks=_num_chunks(order), in_background=order.is_async)
             self._open.append((order, span))
+        while len(self._open) > MAX_OPEN:
+            self._open.pop(0)[1].end("its end was not seen")
 
     def begun(self) -> None:
         """The hook that makes loads has ended well."""

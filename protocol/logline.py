@@ -160,6 +160,13 @@ def json_line(
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
 
+def printable(text: str) -> str:
+    """A text in which a peer's words may stand, on one line: no line of the log is made by them."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def rfc3339(time_s: float) -> str:
     """A time as ``2026-01-02T03:04:05.678Z``.
 

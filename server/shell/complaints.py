@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from protocol.logline import NOTHING, About, extra
+from protocol.logline import NOTHING, About, extra, printable
 from server.shell import clock
 
 _log = logging.getLogger("kvkeep.server")
@@ -80,6 +80,7 @@ class Complaints:
         more = f" ({silent} more of this kind since the last such line)" if silent else ""
         of = f" [{about}]" if str(about) else ""
         about = about._replace(event=kind, left_out=silent)
+        text = printable(text)  # a peer's words may be in it, or a child's, or a store's
         _log.log(level, "%s: %s%s%s", kind, text, of, more, exc_info=error, extra=extra(about))
 
     def counts(self) -> dict[str, int]:

@@ -58,18 +58,11 @@ class Teller:
             self._complaints.note("store_cut", text, about=about(told))
 
     def _tell_error(self, told: Told, code: ErrorCode, message: str) -> None:
-        text = f"{code.name}: {printable(message)}"
+        text = f"{code.name}: {message}"
         if code == ErrorCode.INTERNAL:
             self._complaints.note("request_failed", text, about=about(told))
         else:
             self._complaints.tell("request_refused", code.name, text, about(told))
-
-
-def printable(text: str) -> str:
-    """A text in which a peer's words may stand, on one line: no line of the log is made by them."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def about(told: Told) -> About:

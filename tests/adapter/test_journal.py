@@ -84,3 +84,10 @@ def test_a_line_about_a_request_names_it(caplog: pytest.LogCaptureFixture) -> No
         "y [the host's request 0]",
     ]
     assert about_of(caplog.records[0]) == About("a", request=7)
+
+
+def test_a_servers_words_move_no_cursor(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(logging.getLogger("kvkeep.test"))
+    with caplog.at_level(logging.WARNING, "kvkeep.test"):
+        journal.report("saves_refused", "a save was refused: no\n\x1b[2J room")
+    assert caplog.records[0].getMessage() == "a save was refused: no\\n\\x1b[2J room"

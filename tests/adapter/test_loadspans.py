@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from adapter.loadspans import LoadSpans
+from adapter.loadspans import MAX_OPEN, LoadSpans
 from adapter.metadata import LoadOrder
 from adapter.tracing import Tracer
 from tests.adapter.test_tracing import Sink
@@ -86,3 +88,12 @@ def test_what_was_loaded_is_told_at_the_requests_root() -> None:
     loads._tracer.finish(1)
     assert sink.spans[-1].attributes["kvkeep.chunks_loaded"] == 3
     assert sink.spans[-1].attributes["kvkeep.outcome"] == "loaded"
+
+
+def test_loads_that_never_arrive_are_not_kept_for_ever() -> None:
+    loads, sink = spans(is_beside=False)
+    for number in range(MAX_OPEN + 3):
+        one = order(number % 3 + 1, True)
+        loads.begin([replace(one, lease=number.to_bytes(16, "big"))])
+    assert [one.failed for one in sink.spans[:2]] == ["its end was not seen"] * 2
+    assert len(loads._open) == MAX_OPEN

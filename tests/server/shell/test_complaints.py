@@ -48,3 +48,11 @@ def test_a_line_names_what_it_is_about(caplog: pytest.LogCaptureFixture) -> None
         *[about._replace(event="b")] * 2,
     ]
     assert complaints.counts() == {"a": 1}
+
+
+def test_what_others_say_makes_no_line_and_moves_no_cursor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "kvkeep.server"):
+        Complaints().note("web_said", "é\rgone \x1b[2J\u2028next")
+    assert caplog.records[0].getMessage() == "web_said: é\\rgone \\x1b[2J\\u2028next"
