@@ -17,6 +17,7 @@ from typing import TypeVar
 import zmq
 
 from protocol import __version__, limits, side
+from protocol.endpoint import SIDE_SUFFIX
 from protocol.errors import ErrorCode, ReplyMalformedError, RequestError, code_of
 from protocol.ids import ID_BYTES, InstanceId, Token
 from protocol.messages import (
@@ -33,6 +34,18 @@ from protocol.messages import (
 from protocol.session import ClientSession
 
 B = TypeVar("B", bound=Body)
+
+_LOOK_S = 1.0
+
+
+class EndpointRemovedError(OSError):
+    """A server is there, and a file that leads to it is not any more: nobody new can come."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"somebody removed its socket {path}: engines that are connected go on, others cannot "
+            "come any more. Restart the server: what is cached stays"
+        )
 
 
 class Asker:
@@ -147,6 +160,9 @@ def connected(side_path: str, limit_s: float, command: str) -> Iterator[Asker]:
         connection.settimeout(limit_s)
         connection.connect(side_path)
         welcome = _introduce(connection, instance)
+        path = welcome.endpoint.removeprefix("ipc://")
+        if path != welcome.endpoint and not os.path.exists(path):
+            raise EndpointRemovedError(path)  # libzmq would wait for it
         # The token is good for as long as the side connection lives.
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
@@ -186,11 +202,28 @@ def reason(error: Exception, side_path: str) -> str:
         error: of ``connected`` or ``Asker.ask``.
         side_path: of the server's side socket.
     """
+    if isinstance(error, FileNotFoundError) and is_without_side(side_path):
+        return str(EndpointRemovedError(side_path))
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return f"no server listens there: its side socket {side_path} does not exist"
     if isinstance(error, ConnectionRefusedError):
         return f"no server listens there any more: nobody has its side socket {side_path} open"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def is_without_side(side_path: str) -> bool:
+    """Whether somebody listens at an ipc endpoint whose side socket is not there.
+
+    Args:
+        side_path: of that side socket.
+    """
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as looks:
+        looks.settimeout(_LOOK_S)
+        try:
+            looks.connect(side_path.removesuffix(SIDE_SUFFIX))
+        except OSError:
+            return False
+    return True
 
 
 def _introduce(connection: socket.socket, instance: InstanceId) -> side.Welcome:

@@ -29,12 +29,16 @@ ABOUT = "server"
 _STOPPED = "Tt"
 """States of a process that was stopped by a signal, or by whoever traces it."""
 
+_REPLACED = "it is replaced ten seconds after it is next given work"
 _CHILDREN = {
-    "server.copier.host": "the copier of host memory",
-    "server.copier.gpu": "a GPU's copier",
-    "server.porter.main": "a tier's porter",
-    "server.web": "the process that serves pages",
+    "server.copier.host": ("the copier of host memory", _REPLACED),
+    "server.copier.gpu": ("a GPU's copier", _REPLACED),
+    "server.porter.main": ("a tier's porter", _REPLACED),
+    "server.web": ("the process that serves pages", "no page is answered until then"),
+    "server.tracing": ("the process that sends spans", "none is sent until then"),
 }
+"""What each is, and what follows where it is stopped."""
+
 _ADVICE = (
     ("tier ", "mend what it names: it is tried again by itself; docs/runbook.md, A tier is down"),
     ("the copier ", "docs/runbook.md, Nothing is saved; a stopped one is named below"),
@@ -60,7 +64,12 @@ def findings(settings: ServerConfig, source: str, environ: Mapping[str, str]) ->
     try:
         with asking.connected(side_path, ASK_LIMIT_S, "doctor") as asker:
             status, stats = asker.status(ASK_LIMIT_S), asker.stats(ASK_LIMIT_S)
+    except asking.EndpointRemovedError as error:
+        return [_unreachable(settings.endpoint.url, error)]
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
+        if isinstance(error, FileNotFoundError) and asking.is_without_side(side_path):
+            gone = asking.EndpointRemovedError(side_path)
+            return [_unreachable(settings.endpoint.url, gone)]
         found = [_absent(settings, side_path, error)]
         return [*found, *_elsewhere(settings, source, environ), *ports(settings)]
     except TimeoutError as error:
@@ -198,6 +207,12 @@ def _who_has(port: int) -> str:
 # --- somebody there ------------------------------------------------------------------------------
 
 
+def _unreachable(url: str, error: asking.EndpointRemovedError) -> Finding:
+    """A server that nobody new can come to."""
+    advice = "see who removes files there: RemoveIPC of logind, a cleaner of /tmp"
+    return Finding(Level.ERROR, ABOUT, f"{url}: {error}", advice)
+
+
 def _silent(url: str, side_path: str, error: TimeoutError) -> Finding:
     """Somebody has the socket, and does not answer."""
     pid = _owner(side_path) or 0
@@ -235,10 +250,10 @@ def stopped(pid: int) -> list[Finding]:
     """
     found = []
     for child in _children(pid):
-        what = _role(child)
+        what, follows = _role(child)
         if what and _state(child) in _STOPPED:
             text = f"{what} (pid {child}) is stopped"
-            advice = f"kill -CONT {child}; it is replaced ten seconds after it is next given work"
+            advice = f"kill -CONT {child}; {follows}"
             found.append(Finding(Level.WARNING, ABOUT, text, advice))
     return found
 
@@ -274,10 +289,11 @@ def _state(pid: int) -> str:
     return text.rpartition(")")[2].split()[0]
 
 
-def _role(pid: int) -> str:
-    """Which of kvkeep's children a process is; empty for none of them."""
+def _role(pid: int) -> tuple[str, str]:
+    """Which of kvkeep's children a process is, as above; empty for none of them."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
-        return ""
-    return _CHILDREN.get(words[words.index("-m") + 1], "") if "-m" in words[:-1] else ""
+        return "", ""
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    return _CHILDREN.get(module, ("", ""))

@@ -27,7 +27,7 @@ from protocol.errors import ErrorCode
 from protocol.figures import FIGURES, TIER_FIGURES, Kind
 from protocol.messages import StatusReply
 from protocol.quotas import QuotaRow
-from protocol.status import ENGINE_STATES, EngineStatus, NamespaceStatus
+from protocol.status import COPIER_SILENT_S, ENGINE_STATES, EngineStatus, NamespaceStatus
 from server.web.latency import cumulative
 from server.web.names import PREFIX, Placed, place
 from server.web.told import short, tenant
@@ -182,8 +182,11 @@ def _status(status: StatusReply) -> Iterator[Metric]:
     yield _latency(status)
     yield from _engines(status)
     yield from _namespaces(status)
-    up = [((row.name,), row.state == "up") for row in status.copiers]
-    yield _rows("copier_up", "1 while a copier works", ("copier",), up)
+    up = [
+        ((row.name,), row.state == "up" and row.silent_s < COPIER_SILENT_S)
+        for row in status.copiers
+    ]
+    yield _rows("copier_up", "1 while a copier works, and answers", ("copier",), up)
     restarts = [((row.name,), row.restarts) for row in status.copiers]
     yield _rows("copier_restarts_total", "Times that another was started", ("copier",), restarts)
 

@@ -53,6 +53,24 @@ def test_nobody_there_is_an_os_error(short_dir: Path) -> None:
         asking.stats(f"{short_dir}/none.side", LIMIT_S)
 
 
+def test_files_that_somebody_removed_are_named_instead_of_waited_for(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    with ServerProcess(short_dir, shm_dir / "a") as server:
+        endpoint = Path(server.url.removeprefix("ipc://"))
+        aside = endpoint.with_name("aside")
+        endpoint.rename(aside)
+        with pytest.raises(asking.EndpointRemovedError, match=f"removed its socket {endpoint}: "):
+            asking.stats(server.side_path, LIMIT_S)
+        aside.rename(endpoint)
+        Path(server.side_path).unlink()
+        with pytest.raises(FileNotFoundError) as raised:
+            asking.stats(server.side_path, LIMIT_S)
+        told = asking.reason(raised.value, server.side_path)
+        assert told.startswith(f"somebody removed its socket {server.side_path}: "), told
+    assert "no server listens there: " in asking.reason(raised.value, server.side_path)
+
+
 def answer_once(path: Path, packet: bytes | None, stays: bool = False) -> threading.Thread:
     """Plays a side socket that takes one greeting and says one thing; None hangs up.
 
@@ -103,7 +121,9 @@ def test_a_server_that_never_answers_costs_the_limit(short_dir: Path) -> None:
         token=bytes(16), epoch=bytes(16), arena=bytes(16), endpoint=f"ipc://{short_dir}/nobody"
     )
     thread = answer_once(short_dir / "x", side.pack(welcome), stays=True)
-    with pytest.raises(TimeoutError):
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(TimeoutError):
+        listener.bind(f"{short_dir}/nobody")
+        listener.listen()
         asking.stats(f"{short_dir}/x", 0.2)
     thread.join()
 

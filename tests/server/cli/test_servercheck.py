@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,14 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@contextmanager
+def ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        child.kill()
+
+
 def test_a_server_is_found_or_not(short_dir: Path, shm_dir: Path) -> None:
     settings = at(f"ipc://{short_dir}/s")
     [told] = look(settings)
@@ -69,6 +79,31 @@ def test_one_that_is_stopped_is_named_with_what_has_it_go_on(
         assert told.level is Level.ERROR
         assert told.text == f"{server.url}: pid {server.pid} is stopped"
         assert told.advice == f"kill -CONT {server.pid}"
+
+
+def test_one_that_nobody_new_can_come_to_is_an_error(short_dir: Path, shm_dir: Path) -> None:
+    with ServerProcess(short_dir, shm_dir / "a") as server:
+        for path in (server.url.removeprefix("ipc://"), server.side_path):
+            os.rename(path, f"{path}.aside")
+            [told] = look(at(server.url))
+            os.rename(f"{path}.aside", path)
+            assert told.level is Level.ERROR
+            assert f"somebody removed its socket {path}: " in told.text
+            assert "Restart the server: what is cached stays" in told.text
+
+
+@pytest.mark.parametrize(
+    ("module", "follows"),
+    [("server.copier.host", "it is replaced"), ("server.web", "no page is answered")],
+)
+def test_what_follows_where_a_child_is_stopped(module: str, follows: str) -> None:
+    # What serves pages has no work that anybody waits for: it is not replaced.
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "-m", module]
+    with subprocess.Popen(command) as child, ended(child):
+        os.kill(child.pid, signal.SIGSTOP)
+        assert wait_until(lambda: len(servercheck.stopped(os.getpid())) == 1)
+        [told] = servercheck.stopped(os.getpid())
+    assert told.advice.startswith(f"kill -CONT {child.pid}; {follows}")
 
 
 def test_what_listens_and_does_not_answer_is_an_error(

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from protocol.status import ENGINE_STATES
+from protocol.status import COPIER_SILENT_S, ENGINE_STATES
+from server.cli import overview
 from server.core.tiers.misses import Miss
 from server.web.exposition import MAX_ROWS, MISS_REASONS, exposed
 from server.web.watch import View
-from tests.server.web.answers import ENGINE, NAMESPACE, QUOTA, answer, latency, silent, status, view
+from tests.server.web.answers import (
+    COPIER,
+    ENGINE,
+    NAMESPACE,
+    QUOTA,
+    answer,
+    latency,
+    silent,
+    status,
+    view,
+)
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -154,6 +166,17 @@ def test_copiers() -> None:
     found = samples(view({}, status()))
     assert found["kvkeep_copier_up", by([("copier", "host")])] == 1
     assert found["kvkeep_copier_restarts_total", by([("copier", "host")])] == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"state": "down"}, {"state": "starting"}, {"silent_s": COPIER_SILENT_S}]
+)
+def test_a_copier_of_which_status_says_that_nothing_is_saved_is_not_up(
+    change: dict[str, Any],
+) -> None:
+    told = status(copiers=(msgspec.structs.replace(COPIER, **change),))
+    assert overview.reasons(told), "the command says so"
+    assert samples(view({}, told))["kvkeep_copier_up", by([("copier", "host")])] == 0
 
 
 def test_quotas_of_tenants_whom_no_label_names_in_full() -> None:
