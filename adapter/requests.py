@@ -215,8 +215,6 @@ class RequestTable:
         if state.finished:
             return
         state.finished = True
-        if self.on_end is not None:
-            self.on_end(state.key)
         self.withdraw(state)
         if state.asked:
             self.returns.ends.append(state.key)
@@ -225,6 +223,8 @@ class RequestTable:
         self._unreported.pop(state.key, None)
         state.forget_content()
         self._finished.append(state)
+        if self.on_end is not None:  # last: whatever it does, all of the above is done
+            self.on_end(state.key)
 
     def drop(self, state: RequestState) -> None:
         """Forgets a request; one that was not finished has its saves withdrawn."""

@@ -252,7 +252,7 @@ class Tracer:
         trace.is_over = True
         trace.facts["outcome"] = outcome
         now_ns = time.time_ns()
-        facts = _named(trace.facts)
+        facts = _named(dict(trace.facts))  # at once: the saver's thread may add to them meanwhile
         self.sink.put(
             Span("kvkeep.request", trace.root, 0, trace.begin_ns, now_ns, attributes=facts)
         )

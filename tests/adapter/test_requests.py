@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -208,3 +209,18 @@ def test_what_is_remembered_of_expired_ones_is_bounded() -> None:
     table.expire(1000, 1000.0)
     assert table.take_overdue(9) == 0
     assert table.take_overdue(10) == 28
+
+
+def test_who_is_told_of_an_end_can_keep_nothing_from_being_given_back() -> None:
+    def broken(key: int) -> None:
+        raise RuntimeError(key)
+
+    table = RequestTable(geometry())
+    table.on_end = broken
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    state.offer, state.asked = offer(geometry(), 0, 8), True
+    with pytest.raises(RuntimeError):
+        table.finish(state)
+    returns = table.take_returns()
+    assert (returns.releases, returns.ends) == ([(b"l" * 16, 0, 0)], [state.key])
+    assert table.live_keys() == []

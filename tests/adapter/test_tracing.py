@@ -170,3 +170,20 @@ def test_without_the_package_the_engine_is_told_what_to_install(
     assert start(1.0, TO, journal) is None
     assert "pip install 'kvkeep[tracing]'" in caplog.text
     assert journal.counters() == {"traces_off": 1}
+
+
+def test_a_root_may_end_while_the_saver_counts(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer(sink, 1.0)
+    tracer.begin(7, 70, 22)
+    trace = tracer._traces[7]
+
+    def interrupted(facts: dict[str, Value]) -> dict[str, Value]:
+        named = {}
+        for name, value in facts.items():
+            trace.facts["chunks_saved"] = 1  # the other thread's turn
+            named[name] = value
+        return named
+
+    monkeypatch.setattr("adapter.tracing._named", interrupted)
+    tracer.finish(7)
+    assert sink.spans[0].attributes["request_id"] == 70
