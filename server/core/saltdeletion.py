@@ -202,6 +202,8 @@ class SaltDeletion:
         slots = base + found[0]
         # As they are now: a slot that was given away since has another generation.
         is_there = (table.state[slots] == HELD) & (table.generation[slots] == found[1])
+        # And of what CLEAR has not swept yet the nodes are those of the index before.
+        is_there &= table.generation[slots] > owner.cleared_generation
         slots = slots[is_there & (table.node[slots] != NO_NODE)]
         nodes = table.node[slots].astype("int64")
         if search.is_look:

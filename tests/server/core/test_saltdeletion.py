@@ -9,6 +9,7 @@ from protocol.errors import ErrorCode, ReplyError
 from protocol.namespace import fingerprint
 from server.core import effects as fx
 from server.core.config import TierConfig
+from server.core.operations import Operations
 from server.core.tiers.policy import Policy
 from tests.server.core.engine import Engine
 from tests.server.core.tiers.model import TierWorld, tiered
@@ -78,6 +79,22 @@ def test_what_is_leased_goes_from_the_index_and_keeps_its_bytes() -> None:
     assert delete(engine).chunks == 5
     world.check_claims()
     assert held(engine, keys) == 0
+
+
+@pytest.mark.parametrize("look", [True, False])
+def test_what_clear_has_not_swept_yet_leads_to_nobody_elses_chunks(
+    monkeypatch: pytest.MonkeyPatch, look: bool
+) -> None:
+    world = World(config(extents=8, slots=16))
+    engine = begun(world)
+    engine.tenant = SALT
+    engine.save(chain("s", 7))
+    monkeypatch.setattr(Operations, "_sweep", lambda *args: None)
+    engine.ask(m.Clear(fingerprint=fingerprint(engine.space)))
+    engine.tenant = OTHER
+    engine.save(chain("o", 7))
+    assert delete(engine, look).chunks == 0
+    assert held(engine, chain("o", 7)) == 7
 
 
 @pytest.mark.parametrize("seed", range(3))
