@@ -114,11 +114,15 @@ class Heat:
             one.heat *= factor
 
     def _narrow(self) -> None:
-        """Lets the coldest go; the others lose as much heat, so that newcomers get a chance."""
-        most = sorted((one.heat for one in self._found.values()), reverse=True)[WATCHED]
+        """Lets the coldest go; the others lose as much heat, so that newcomers get a chance.
+
+        Of those that are equally hot the last found stay.
+        """
+        ranked = sorted(self._found.items(), key=_rank, reverse=True)
+        most = ranked[WATCHED][1].heat
+        self._found = dict(ranked[:WATCHED])
         for one in self._found.values():
             one.heat -= most
-        self._found = {name: one for name, one in self._found.items() if one.heat > 0}
 
     def hottest(self, owners: Mapping[Fingerprint, Owner]) -> tuple[PrefixStatus, ...]:
         """The hottest prefixes of which L1 holds something, the hottest first.
@@ -130,7 +134,7 @@ class Heat:
         self._look(now_ns)
         for name in [name for name in self._found if not _is_held(owners, *name)]:
             del self._found[name]
-        shown = sorted(self._found.items(), key=lambda one: one[1].heat, reverse=True)
+        shown = sorted(self._found.items(), key=_rank, reverse=True)
         return tuple(
             PrefixStatus(
                 fingerprint=fingerprint,
@@ -141,6 +145,10 @@ class Heat:
             )
             for (fingerprint, head), one in shown[:MAX_PREFIXES]
         )
+
+
+def _rank(named: tuple[tuple[Fingerprint, bytes], Found]) -> tuple[float, int]:
+    return named[1].heat, named[1].used_ns
 
 
 def _is_held(owners: Mapping[Fingerprint, Owner], fingerprint: Fingerprint, head: bytes) -> bool:

@@ -94,6 +94,18 @@ def test_few_are_kept_and_the_hot_ones_are_among_them() -> None:
     assert all(300 < row.hits <= 400 + WATCHED for row in told[:5])
 
 
+def test_of_many_that_are_equally_hot_the_last_found_are_told() -> None:
+    clock, heat, owner = made()
+    for number in range(1, WATCHED + 2):
+        clock.advance(clock.now_ns + 1)
+        noted(heat, owner, number << 80)
+    told = heat.hottest({owner.fingerprint: owner})
+    assert [row.head for row in told] == [
+        (number << 80).to_bytes(ID_BYTES, "big")[:HEAD_BYTES]
+        for number in range(WATCHED + 1, WATCHED + 1 - MAX_PREFIXES, -1)
+    ]
+
+
 def test_old_heat_is_worth_half_and_hits_are_not() -> None:
     clock, heat, owner = made()
     noted(heat, owner, 1 << 100, times=10)
