@@ -33,6 +33,8 @@ class TierQuotas:
         self._timers = timers
         self._set: dict[str, dict[Key, QuotaChange]] = {tier.name: {} for tier in tiers.tiers}
         self._timer: dict[str, int] = {}
+        #: Tiers that were told of any quota: they may keep to what was taken back meanwhile.
+        self._told: set[str] = set()
         # Ahead of all else that is told of a tier that opened, and that may write to it.
         tiers.opened.insert(0, self._tell_first)
 
@@ -99,8 +101,8 @@ class TierQuotas:
         )
 
     def _tell_first(self, tier: Tier) -> None:
-        """A porter knows of no quotas when it begins."""
-        if self._set[tier.name]:
+        """A porter knows of no quotas when it begins, and one that was left alone former ones."""
+        if self._set[tier.name] or tier.name in self._told:
             self._tell(tier)
 
     def _tell(self, tier: Tier) -> None:
@@ -114,6 +116,8 @@ class TierQuotas:
                 at_ns = self._timers.clock.now_ns + AGAIN_NS
                 self._timer[tier.name] = self._timers.at(at_ns, lambda: self._again(tier))
 
+        if quotas:
+            self._told.add(tier.name)
         tier.allot(pack_quotas(quotas), over)
 
     def _again(self, tier: Tier) -> None:

@@ -57,6 +57,19 @@ def test_a_tier_is_told_at_once_and_by_its_next_porter_before_any_write() -> Non
     assert world.tiers[0].quotas == []
 
 
+def test_what_is_taken_back_while_a_tier_is_left_alone_is_told_afterwards() -> None:
+    world, engine = begun()
+    world.up()
+    allot(engine, change(40))
+    tier = world.core._state.tiers.tiers[0]
+    tier.breaker.open("a read hangs")
+    assert tier.is_up and not tier.is_open, "its porter lives, and knows the quota"
+    assert allot(engine, change(0)) == ()
+    world.wait(5 * SECOND)
+    assert tier.is_open
+    assert world.tiers[0].quotas == []
+
+
 def test_a_tier_that_could_not_be_told_is_told_again() -> None:
     world, engine = begun()
     world.up()
