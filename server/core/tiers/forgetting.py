@@ -212,7 +212,8 @@ class Forgetting:
                 self._outbox.add(DropOwed(tier.number, lost))
                 tier.count("drops_lost")
             owed = mine[fingerprint] = Owed(shards)
-        owed.shards = shards  # a former server's file may not have known
+        # A former server's file may not have known, and a disk names the parts that it has alone.
+        owed.shards = max(owed.shards, shards)
         return owed
 
     def _begin(self, tier: Tier, fingerprint: Fingerprint, owed: Owed) -> None:

@@ -304,6 +304,17 @@ def test_chunks_are_written_down_with_what_the_tier_was_told_and_has_not_answere
     assert not world.owed
 
 
+def test_of_a_chunk_that_is_owed_no_part_is_left_out_for_one_that_has_fewer() -> None:
+    world = TierWorld(tiered())
+    world.tiers[0].store = {(NAME, key, shard) for key in chain("x", 2) for shard in range(2)}
+    forgetting = world.core._state.forgetting
+    for key, shards in zip(chain("x", 2), (2, 1), strict=True):
+        forgetting.delete_name(NAME, key, shards)
+    world.up()
+    world.wait(2 * SECOND)
+    assert world.tiers[0].store == set()
+
+
 def test_a_server_owes_what_a_former_one_wrote_down() -> None:
     world = TierWorld(tiered(TierConfig("a"), TierConfig("b", Policy.NONE)), auto_tiers=False)
     kept, gone = chain("x", 2), chain("y", 2)
