@@ -243,12 +243,17 @@ class Throttle:
     def take_overdue(self, now_s: float) -> list[tuple[str, int]]:
         """Events whose interval is over and of which lines were left out; told by this.
 
+        Events that were quiet since make room: a library's, once it is silent, keep none of ours
+        from being counted apart.
+
         Args:
             now_s: seconds since 1970; infinite for all.
         """
         told = []
         for event, (begun_s, _, left_out) in list(self._events.items()):
-            if left_out and now_s - begun_s >= self._interval_s:
-                del self._events[event]
+            if now_s - begun_s < self._interval_s:
+                continue
+            del self._events[event]
+            if left_out:
                 told.append((event, left_out))
         return told

@@ -40,10 +40,11 @@ def set_up(handler: logging.Handler, level: str, form: str) -> None:
     if form == FORMATS[1]:
         handler.setFormatter(JsonFormatter("server"))
     logging.basicConfig(level=level, format=TEXT_FORMAT, handlers=[handler])
+    child("server")
 
 
 def child(process: str) -> None:
-    """Has what breaks this child be told in the form that the server logs in.
+    """Has what breaks this process be told in the form that the server logs in.
 
     Args:
         process: its name, as ``copier``.
@@ -58,7 +59,7 @@ def child(process: str) -> None:
         _write(json_line(time.time(), "CRITICAL", process, repr(error), About(_UNCAUGHT), told))
 
     def in_thread(happened: threading.ExceptHookArgs) -> None:
-        if happened.exc_value is not None:
+        if happened.exc_value is not None and happened.exc_type is not SystemExit:
             uncaught(happened.exc_type, happened.exc_value, happened.exc_traceback)
 
     sys.excepthook = uncaught

@@ -111,3 +111,5 @@ def test_events_are_bounded() -> None:
     throttle = Throttle(lines=1, interval_s=60)
     admitted = [throttle.admit(f"e{n}", 0) for n in range(MAX_EVENTS + 50)]
     assert admitted.count(0) == MAX_EVENTS + 1  # all further ones count as one
+    assert throttle.take_overdue(60) == [("", 49)]
+    assert [throttle.admit(f"e{n}", 61) for n in (7, 7, 300)] == [0, -1, 0]  # there is room again

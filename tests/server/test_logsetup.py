@@ -21,10 +21,19 @@ thread.start(); thread.join()
 raise KeyError("no such thing")
 """
 
+SERVER_BREAKS = """
+import logging, sys, threading
+from server import logsetup
+logsetup.set_up(logging.StreamHandler(), "INFO", "json")
+thread = threading.Thread(target=sys.exit)
+thread.start(); thread.join()
+raise KeyError("no such thing")
+"""
 
-def lines(form: str) -> list[str]:
+
+def lines(form: str, script: str = BREAKS) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", BREAKS],
+        [sys.executable, "-c", script],
         cwd=ROOT,
         env={**os.environ, "KVKEEP_LOG_FORMAT": form},
         capture_output=True,
@@ -45,6 +54,13 @@ def test_a_child_that_breaks_says_so_in_json() -> None:
     ]
     assert "ZeroDivisionError" in told[1]["traceback"]
     assert told[2]["message"] == "KeyError('no such thing')"
+
+
+def test_a_server_that_breaks_says_so_in_json() -> None:
+    [line] = lines("", SERVER_BREAKS)
+    told = json.loads(line)
+    assert (told["event"], told["process"], told["level"]) == ("uncaught", "server", "CRITICAL")
+    assert "KeyError" in told["traceback"]
 
 
 @pytest.mark.parametrize("form", ["text", ""])
