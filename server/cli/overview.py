@@ -25,7 +25,7 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
         ``healthy`` and ``reasons``; ``server``, ``l1``, ``hits``, ``engines``, ``tiers``,
         ``copiers``, ``namespaces`` and ``latency``.
     """
-    wrong = reasons(status)
+    wrong = reasons(status, stats)
     server = status.server
     return {
         "healthy": not wrong,
@@ -60,9 +60,23 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def reasons(status: StatusReply) -> list[str]:
-    """What is not as it should be, one line each; empty where all is well."""
+def reasons(status: StatusReply, stats: Mapping[str, int]) -> list[str]:
+    """What is not as it should be, one line each; empty where all is well.
+
+    It is what ``/readyz`` fails for, but for a tier that only hangs: one look cannot see that.
+
+    Args:
+        status: a server's answer to STATUS.
+        stats: its counters.
+    """
     found = ["the server is ending"] if status.server.draining else []
+    if stats.get("extents_failed", 0) and not stats.get("extents", 0):
+        found.append("the arena's file system is full: not a single extent could be made")
+    if stats.get("complaint_socket_removed", 0):
+        found.append(
+            "a socket's file was removed: engines that are connected go on, others find no server "
+            "until it is restarted"
+        )
     for copier in status.copiers:
         if copier.state not in ("up", "ending"):
             found.append(f"the copier of {copier.name} is {copier.state}: nothing is saved")

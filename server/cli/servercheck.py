@@ -42,6 +42,7 @@ _CHILDREN = {
 _ADVICE = (
     ("tier ", "mend what it names: it is tried again by itself; docs/runbook.md, A tier is down"),
     ("the copier ", "docs/runbook.md, Nothing is saved; a stopped one is named below"),
+    ("the arena's file system", "free it, or a smaller --l1-size"),
     ("the server is ending", "kvkeep launch, once it has ended: what is cached stays"),
 )
 ENGINE_VARIABLES = ("TRTLLM_KVKEEP_SERVER_URL", "LMCACHE_SERVER_URL")
@@ -79,21 +80,22 @@ def findings(settings: ServerConfig, source: str, environ: Mapping[str, str]) ->
             "the same user, or the group of --group? See docs/security.md, and the server's log"
         )
         return [Finding(Level.ERROR, ABOUT, f"{settings.endpoint.url}: {error}", advice)]
-    found = [*told(settings, status), *pages(status, stats), *stopped(status.server.pid)]
+    found = [*told(settings, status, stats), *pages(status, stats), *stopped(status.server.pid)]
     pages_at = f", pages at {status.server.http}" if status.server.http else ""
     text = f"{status.server.version} at {settings.endpoint.url}, pid {status.server.pid}{pages_at}"
     return found or [Finding(Level.OK, ABOUT, text)]
 
 
-def told(settings: ServerConfig, status: StatusReply) -> list[Finding]:
+def told(settings: ServerConfig, status: StatusReply, stats: Mapping[str, int]) -> list[Finding]:
     """What it says of itself.
 
     Args:
         settings: say where it is.
         status: its answer.
+        stats: its counters.
     """
     found = []
-    for line in overview.reasons(status):
+    for line in overview.reasons(status, stats):
         advice = next((text for start, text in _ADVICE if line.startswith(start)), _LOG)
         found.append(Finding(Level.WARNING, ABOUT, line, advice))
     version = status.server.version

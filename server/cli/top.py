@@ -109,7 +109,7 @@ def frame(before: Moment, now: Moment) -> dict[str, Any]:
 
     return {
         "time": time.time(),
-        "reasons": overview.reasons(now.status),
+        "reasons": overview.reasons(now.status, now.stats),
         "server": {
             "endpoint": now.status.server.endpoint,
             "pid": now.status.server.pid,

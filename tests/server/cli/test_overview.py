@@ -7,8 +7,11 @@ import json
 import msgspec
 import pytest
 
+from protocol.messages import StatusReply
 from protocol.status import LATENCY_BOUNDS_US
 from server.cli import overview
+from server.web import health
+from server.web.watch import Answer, View
 from tests.server.cli.told import COPIER, ENGINE, SERVER, SPACE, STATS, TIER, latency, reply
 
 replace = msgspec.structs.replace
@@ -76,7 +79,7 @@ def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:
 )
 def test_what_is_wrong_is_said(status: object, said: str) -> None:
     assert isinstance(status, type(reply()))
-    [reason] = overview.reasons(status)
+    [reason] = overview.reasons(status, STATS)
     assert reason.startswith(said)
     assert overview.document(status, STATS)["healthy"] is False
 
@@ -87,8 +90,28 @@ def test_a_server_without_the_gauge_of_before_has_its_namespaces_bytes_as_its_fi
 
 
 def test_a_copier_that_answers_after_a_moment_is_no_fault() -> None:
-    assert overview.reasons(reply(copiers=(replace(COPIER, silent_s=0.5, jobs=4),))) == []
+    assert overview.reasons(reply(copiers=(replace(COPIER, silent_s=0.5, jobs=4),)), STATS) == []
 
 
 def test_a_copier_that_ends_for_want_of_engines_is_no_fault() -> None:
-    assert overview.reasons(reply(copiers=(COPIER, replace(COPIER, state="ending")))) == []
+    assert overview.reasons(reply(copiers=(COPIER, replace(COPIER, state="ending"))), STATS) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "stats"),
+    [
+        (reply(), {}),
+        (reply(), {"extents": 2, "extents_failed": 3}),
+        (reply(), {"extents": 0, "extents_failed": 3}),
+        (reply(), {"complaint_socket_removed": 1}),
+        (reply(), {"complaint_arena_removed": 1}),
+        (reply(server=replace(SERVER, draining=True)), {}),
+        (reply(copiers=(replace(COPIER, silent_s=3.2),)), {}),
+        (reply(copiers=(COPIER, replace(COPIER, name="GPU-1", state="ending"))), {}),
+        (reply(tiers=(replace(TIER, state="starting"),)), {}),
+    ],
+)
+def test_the_command_and_the_probe_judge_alike(status: StatusReply, stats: dict[str, int]) -> None:
+    told = Answer(1.0, 1.0, 0.01, {**STATS, **stats}, status)
+    is_ready = all(check.is_good for check in health.ready(View(told, told)))
+    assert overview.document(status, {**STATS, **stats})["healthy"] == is_ready

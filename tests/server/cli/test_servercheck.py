@@ -195,14 +195,14 @@ def test_what_it_says_of_itself_comes_with_what_to_do(
     changes: dict[str, object], text: str, advice: str
 ) -> None:
     server = msgspec.structs.replace(SERVER, version=__version__)
-    [told] = servercheck.told(at("ipc:///x/s"), reply(**{"server": server, **changes}))
+    [told] = servercheck.told(at("ipc:///x/s"), reply(**{"server": server, **changes}), STATS)
     assert told.level is Level.WARNING
     assert told.text.startswith(text)
     assert advice in told.advice
 
 
 def test_another_version_is_told() -> None:
-    [told] = servercheck.told(at("ipc:///x/s"), reply())
+    [told] = servercheck.told(at("ipc:///x/s"), reply(), STATS)
     assert told.text == f"0.1 at ipc:///x/s, pid 7; this is {__version__}"
 
 

@@ -175,7 +175,7 @@ def test_a_copier_of_which_status_says_that_nothing_is_saved_is_not_up(
     change: dict[str, Any],
 ) -> None:
     told = status(copiers=(msgspec.structs.replace(COPIER, **change),))
-    assert overview.reasons(told), "the command says so"
+    assert overview.reasons(told, {}), "the command says so"
     assert samples(view({}, told))["kvkeep_copier_up", by([("copier", "host")])] == 0
 
 
