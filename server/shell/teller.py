@@ -42,13 +42,19 @@ class Teller:
         self.tracer: Tracer | None = None
 
     def tell(self, reply: SendReply, told: Told, now_ns: int) -> None:
-        """Says what there is to say of one reply.
+        """Says what there is to say of one reply; never raises, for the reply is still to go.
 
         Args:
             reply: about to be sent.
             told: what it was about.
             now_ns: the clock.
         """
+        try:
+            self._tell(reply, told, now_ns)
+        except Exception as error:  # noqa: BLE001 - neither a log nor a trace ends the loop
+            self._complaints.note("loop_fault", repr(error), error)
+
+    def _tell(self, reply: SendReply, told: Told, now_ns: int) -> None:
         if told.traceparent and self.tracer is not None:
             self.tracer.note(told, reply.begun_ns, now_ns)
         if told.error is not None:

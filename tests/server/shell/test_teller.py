@@ -69,6 +69,18 @@ def test_only_what_is_to_be_traced_reaches_the_tracer() -> None:
     assert noted == [(traced, 1, 2)]
 
 
+def test_a_tracer_that_breaks_keeps_no_reply_from_going() -> None:
+    class Tracer:
+        def note(self, told: Told, begun_ns: int, now_ns: int) -> None:
+            raise ValueError("broken")
+
+    complaints = Complaints()
+    teller = Teller(complaints)
+    teller.tracer = Tracer()
+    tell(teller, STORE._replace(traceparent="00-x"))
+    assert complaints.counts() == {"loop_fault": 1}
+
+
 def test_a_peers_words_make_no_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
     error = RequestError(ErrorCode.MALFORMED, "unknown field `a\nERROR made up\x1b[31m é`")
     with caplog.at_level(logging.INFO, "kvkeep.server"):
