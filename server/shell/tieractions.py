@@ -27,7 +27,10 @@ _DONE = frozenset(
     }
 )
 
-_CREDENTIALS = re.compile(r"(?<=//)[^/@\s]*@")
+_CREDENTIALS = re.compile(r"(?<=//)\S*@")
+"""To the last ``@`` of a word: a password may have one, or a slash."""
+
+_MAX_CHARS = 4096
 
 
 class TierActions:
@@ -168,5 +171,5 @@ def public(text: str) -> str:
     Returns:
         One line that can be printed, without what an address has before its ``@``.
     """
-    line = " ".join(text.split())
+    line = " ".join(text[:_MAX_CHARS].split())
     return _CREDENTIALS.sub("", "".join(one if one.isprintable() else "?" for one in line))

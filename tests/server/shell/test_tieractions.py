@@ -295,6 +295,7 @@ def test_a_tier_that_cannot_be_opened_is_complained_of(
     [
         ("no route to valkey://user:secret@host:1/0", "no route to valkey://host:1/0"),
         ("https://k@a and https://b", "https://a and https://b"),
+        ("valkey://user:pa/ss@wo@host:1 is down", "valkey://host:1 is down"),
         ("two\nlines\tand \x1b[31mred", "two lines and ?[31mred"),
         ("mail to a@b", "mail to a@b"),
     ],
