@@ -167,6 +167,19 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
+def public(text: str) -> str:
+    """What a library says, without what an address in it has before its ``@``, and bounded.
+
+    It is left out to the last ``@`` of the word: a password may have one, or a slash.
+    """
+    return re.sub(r"\S+", _without_credentials, text[:MAX_TEXT_CHARS])
+
+
+def _without_credentials(word: re.Match[str]) -> str:
+    scheme, slashes, rest = word[0].partition("//")
+    return scheme + slashes + rest.rpartition("@")[2]
+
+
 def rfc3339(time_s: float) -> str:
     """A time as ``2026-01-02T03:04:05.678Z``.
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from protocol.logline import public
 from protocol.traceparent import SpanRef
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Exporter:
         except ImportError as error:
             raise TracingError(f"no traces: {error}; {INSTALL}") from error
         except Exception as error:
-            raise TracingError(f"no traces: {error}") from error
+            raise TracingError(f"no traces: {public(str(error))}") from error
         # A daemon: a collector that takes its time holds up nobody's end.
         self._thread = threading.Thread(target=self._run, name="kvkeep-traces", daemon=True)
         try:
@@ -207,7 +208,7 @@ class Exporter:
             return True
         self.num_failed += len(batch)
         spent_s = time.monotonic() - begun_s
-        self._complain(f"{len(batch)} spans are lost after {spent_s:.1f} s: {why}")
+        self._complain(f"{len(batch)} spans are lost after {spent_s:.1f} s: {public(why)}")
         return False
 
 
@@ -254,7 +255,8 @@ class _Pipeline:
         def is_others(record: logging.LogRecord) -> bool:
             if record.thread != thread:
                 return True
-            self.why = " ".join(record.getMessage().split())[:_MAX_WHY_CHARS]
+            # Before it is cut: half of an address with a password is none that is recognized.
+            self.why = public(" ".join(record.getMessage().split()))[:_MAX_WHY_CHARS]
             return False
 
         self._logger.addFilter(is_others)

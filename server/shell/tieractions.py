@@ -5,10 +5,10 @@ Must not know: why a job was decided, how a porter is started. Runs in: the loop
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
+from protocol import logline
 from protocol.ids import ExtentId
 from server.core import effects as fx
 from server.core.dispatch import Core
@@ -26,11 +26,6 @@ _DONE = frozenset(
         *(Kind.QUOTAS, Kind.OF_SALT),
     }
 )
-
-_CREDENTIALS = re.compile(r"(?<=//)\S*@")
-"""To the last ``@`` of a word: a password may have one, or a slash."""
-
-_MAX_CHARS = 4096
 
 
 class TierActions:
@@ -171,5 +166,5 @@ def public(text: str) -> str:
     Returns:
         One line that can be printed, without what an address has before its ``@``.
     """
-    line = " ".join(text[:_MAX_CHARS].split())
-    return _CREDENTIALS.sub("", "".join(one if one.isprintable() else "?" for one in line))
+    line = " ".join(logline.public(text).split())
+    return "".join(one if one.isprintable() else "?" for one in line)

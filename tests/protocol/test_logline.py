@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 
+import pytest
+
 from protocol.logline import (
     MAX_EVENTS,
     MAX_TEXT_CHARS,
@@ -15,6 +17,8 @@ from protocol.logline import (
     about_of,
     extra,
     json_line,
+    printable,
+    public,
     rfc3339,
     wants_json,
 )
@@ -113,3 +117,20 @@ def test_events_are_bounded() -> None:
     assert admitted.count(0) == MAX_EVENTS + 1  # all further ones count as one
     assert throttle.take_overdue(60) == [("", 49)]
     assert [throttle.admit(f"e{n}", 61) for n in (7, 7, 300)] == [0, -1, 0]  # there is room again
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("a http://u:p/w@x@host:1/y, b", "a http://host:1/y, b"),
+        ("mail to a@b", "mail to a@b"),
+        ("//" * MAX_TEXT_CHARS + "u@h", "//" * (MAX_TEXT_CHARS // 2)),
+        ("x://a x://u:p@b\nx", "x://a x://b\nx"),
+    ],
+)
+def test_what_an_address_has_before_its_host_is_left_out(said: str, shown: str) -> None:
+    assert public(said) == shown
+
+
+def test_no_line_is_made_by_what_is_in_one() -> None:
+    assert printable("a\nb\x1b[31m \u2028é") == "a\\nb\\x1b[31m \\u2028é"

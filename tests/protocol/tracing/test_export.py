@@ -140,6 +140,17 @@ def test_one_that_refuses_is_told(
     assert [one for one in caplog.records if one.threadName == "kvkeep-traces"] == []
 
 
+@pytest.mark.parametrize("url", ["htp://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:99999"])
+def test_no_password_in_an_endpoint_is_told(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    told: list[str] = []
+    made = exporter(monkeypatch, url, told)
+    made.put(span())
+    assert made.close(10)
+    assert len(told) == 1
+    assert "127.0.0.1" in told[0]
+    assert "secret" not in told[0]
+
+
 def test_without_the_package_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
