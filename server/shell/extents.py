@@ -403,6 +403,17 @@ class Allocator:
                 finally:
                     item.close()
         except OSError as error:
-            _log.warning("the arena's folder: %.200r could not be done: %s", item, error)
+            _log.warning("the arena's folder: %s could not be done: %s", _named(item), error)
         except Exception:  # noqa: BLE001 - the thread outlives it
-            _log.exception("%.200r could not be let go", item)
+            _log.exception("%s could not be let go", _named(item))
+
+
+def _named(item: ExtentFile | Descriptor | _Keep | _Drop | _Owed | KeepQuotas) -> str:
+    """What was to be done, for the log: no keys, and no digests but a namespace's fingerprint."""
+    if isinstance(item, _Keep | _Drop):
+        return f"the file of namespace {item.name.hex()}"
+    if isinstance(item, _Owed):
+        return f"the file of what a tier is to forget of namespace {item.what.fingerprint.hex()}"
+    if isinstance(item, ExtentFile):
+        return f"the removal of {item.path}"
+    return "the file of quotas" if isinstance(item, KeepQuotas) else "the close of a descriptor"

@@ -276,14 +276,17 @@ def test_no_extent_is_made_whose_namespace_is_not_written_down(
 
 
 def test_what_a_tier_owes_is_written_down_and_reported_written_or_not(
-    shm_dir: Path, reports: Reports
+    shm_dir: Path, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = parse_all(["disk:/somewhere?size=1G"])
     store, tier, name = owedfiles.store_of(spec), TierId(0), fingerprint(NAMESPACE)
     allocator = Allocator(str(shm_dir), ARENA, reports.reporter)
     allocator.start()
-    allocator.keep_owed(KeepOwed(tier, name, 7, 1, b""), store)  # its folder is missing
+    allocator.keep_owed(KeepOwed(tier, name, 7, 1, b"K" * 16), store)  # its folder is missing
     assert reports.wait_for(OwedKept) == OwedKept(tier, name, 7)
+    assert wait_until(lambda: bool(caplog.messages))
+    assert f"to forget of namespace {name.hex()} could not be done: " in caplog.text
+    assert "KKKK" not in caplog.text, "no line has a key"
     (shm_dir / owedfiles.FOLDER).mkdir()
     allocator.keep_owed(KeepOwed(tier, name, 8, 1, b"k" * 16), store)
     assert reports.wait_for(OwedKept) == OwedKept(tier, name, 8)
