@@ -330,7 +330,9 @@ class Loop:
                 try:
                     self.actions.perform(effect)
                 except Exception as error:  # noqa: BLE001 - the other effects still count
-                    self._complaints.note("effect_fault", f"{effect!r:.200}: {error!r}", error)
+                    # Its name alone: some have thousands of keys, which are for no log.
+                    text = f"{type(effect).__name__}: {error!r}"
+                    self._complaints.note("effect_fault", text, error)
         for fault in self._core.take_faults():
             self._complaints.note("core_fault", fault)
 

@@ -242,9 +242,9 @@ def test_a_fault_in_a_handler_is_an_internal_error_and_no_more(
     assert "[PING, message 99]" in caplog.text
 
 
-def test_a_fault_in_an_effect_does_not_stop_the_others(running: Running) -> None:
+def test_a_failed_effect_stops_no_other(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     def add_bad_effect(peer: PeerId, frame: bytes) -> None:
-        running.core.effects.append(cast(Effect, object()))
+        running.core.effects.append(cast(Effect, ["a key"]))
         running.core.effects.append(DropPoolOffer(ProcessId(1), cast(Any, b"absent")))
 
     running.core.on_request = add_bad_effect
@@ -252,6 +252,7 @@ def test_a_fault_in_an_effect_does_not_stop_the_others(running: Running) -> None
     dealer.send(b"x")
     assert dealer.recv() == b"echo x"
     assert running.complaints.counts() == {"effect_fault": 1}
+    assert caplog.messages == ["effect_fault: list: KeyError(<class 'list'>)"]  # and not its keys
 
 
 def test_reports_before_a_request_count_before_it(running: Running) -> None:
