@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from server.core.tiers.parts import Status
 from server.tiers.disk.catalog import Catalog, Place
@@ -30,6 +30,15 @@ descriptor."""
 
 TRIMMED = 1024
 """Values taken out in one step of bringing tenants below their limits."""
+
+VAIN_S = 1.0
+"""How long nobody looks again where quotas let nothing go; or VAIN_TIMES as long as the look took:
+it holds the lock that reads need."""
+
+VAIN_TIMES = 16
+
+MAX_VAIN = 256
+"""Vain looks that are kept in mind."""
 
 _TRIES = 8
 """Slots that others took meanwhile; then there is no room."""
@@ -67,6 +76,9 @@ class Space:
         self._next = 1
         self._bytes = 0
         self._full_until_s = 0.0
+        #: Until when no look is worth while, by what was looked for, with the floors of then.
+        self._vain_until_s: dict[Hashable, float] = {}
+        self._vain_floors: dict[Tenant, int] = {}
 
     def reopen(self) -> dict[int, Segment]:
         """Opens the segments of an earlier run; those that cannot be are removed.
@@ -170,10 +182,14 @@ class Space:
 
     def _make_way(self, slot_bytes: int, taker: Whose) -> Status:
         tenant = self._catalog.shares.over(taker, slot_bytes)
+        guarded = self._catalog.shares.guarded_for(taker)
         if tenant is not None:
             while self._catalog.shares.over(taker, slot_bytes) == tenant:
-                if not self._evict_own(tenant, taker):
+                begun_s = self._clock()
+                if self._is_vain((tenant, guarded)):
                     return Status.OVER
+                if not self._evict_own(tenant, taker):
+                    return self._give_up((tenant, guarded), begun_s)
             return Status.OK
         status = self._grow(slot_bytes)
         if status is not Status.NO_ROOM:
@@ -181,6 +197,9 @@ class Space:
         if self._evict(slot_bytes, taker):
             return Status.OK
         # All that were chosen are gone: time to look at the whole, which takes a while.
+        begun_s = self._clock()
+        if self._is_vain((slot_bytes, guarded)):
+            return Status.OVER
         segment = self._catalog.coldest(slot_bytes, taker)
         if segment is not None and self._catalog.remove(segment, taker):
             self._files.close(segment.fd)
@@ -192,8 +211,25 @@ class Space:
             return Status.OK
         if self._catalog.choose(slot_bytes, taker) and self._evict(slot_bytes, taker):
             return Status.OK
-        # Others still may find room: their own.
-        return Status.OVER if self._catalog.shares.floors else Status.NO_ROOM
+        if not self._catalog.shares.floors or not self._catalog.count:
+            return Status.NO_ROOM
+        return self._give_up(
+            (slot_bytes, guarded), begun_s
+        )  # others still may find room: their own
+
+    def _is_vain(self, wanted: Hashable) -> bool:
+        """Whether quotas let nothing go when somebody looked for the like a moment ago."""
+        floors = self._catalog.shares.floors
+        if floors is not self._vain_floors:
+            self._vain_floors, self._vain_until_s = floors, {}  # quotas were set anew
+        return self._clock() < self._vain_until_s.get(wanted, 0.0)
+
+    def _give_up(self, wanted: Hashable, begun_s: float) -> Status:
+        if len(self._vain_until_s) >= MAX_VAIN:
+            self._vain_until_s.clear()
+        now_s = self._clock()
+        self._vain_until_s[wanted] = now_s + max(VAIN_S, VAIN_TIMES * (now_s - begun_s))
+        return Status.OVER
 
     def _evict(self, slot_bytes: int, taker: Whose) -> bool:
         is_evicted = self._catalog.evict(slot_bytes, taker)

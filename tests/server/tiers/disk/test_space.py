@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status
 from server.tiers.disk.catalog import Catalog, Place
 from server.tiers.disk.plan import MIB, NAME_BYTES, divide
-from server.tiers.disk.shares import NOBODY
-from server.tiers.disk.space import FULL_S, Space
+from server.tiers.disk.shares import NOBODY, Whose
+from server.tiers.disk.space import FULL_S, VAIN_S, Space
 from server.tiers.disk.troubles import Troubles
 from tests.server.tiers.disk.rig import FaultyFiles, disk_use
 
 SIZE = 16 * MIB
 SLOT = 65_536
+A = Whose(bytes(16), b"a" * 16)
 
 
 class Rig:
@@ -32,8 +33,8 @@ class Rig:
         )
         self.number = 0
 
-    def store(self, slot_bytes: int = SLOT) -> Status:
-        place = self.space.take(slot_bytes, NOBODY)
+    def store(self, slot_bytes: int = SLOT, taker: Whose = NOBODY) -> Status:
+        place = self.space.take(slot_bytes, taker)
         if isinstance(place, Status):
             return place
         self.number += 1
@@ -104,6 +105,45 @@ def test_a_full_file_system_is_asked_again_after_a_while(rig: Rig) -> None:
     rig.now_s += FULL_S
     assert rig.store() is Status.OK
     assert rig.troubles.of("disk full") == 1
+    rig.space.close()
+
+
+@pytest.mark.parametrize(
+    ("share", "slot_bytes", "taker"),
+    [
+        (Share(True, A.salt, SIZE, 0), SLOT, NOBODY),
+        (Share(True, A.salt, SIZE, 0), 2 * SLOT, NOBODY),
+        (Share(True, A.salt, 0, 1), SLOT, A),
+    ],
+)
+def test_where_quotas_let_nothing_go_not_every_put_looks_at_all_slots(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, share: Share, slot_bytes: int, taker: Whose
+) -> None:
+    while not rig.troubles.of("evicted"):
+        assert rig.store(taker=A if share.floor_bytes else NOBODY) is Status.OK
+    rig.catalog.set_quotas([share])
+    looks = []
+    for name in ("choose", "evict_own", "coldest"):
+        inner = getattr(rig.catalog, name)
+        monkeypatch.setattr(
+            rig.catalog, name, lambda *args, inner=inner: looks.append(1) or inner(*args)
+        )
+    assert rig.store(slot_bytes, taker) is Status.OVER
+    once = len(looks)
+    assert [rig.store(slot_bytes, taker) for _ in range(20)] == [Status.OVER] * 20
+    assert len(looks) == once > 0
+    rig.now_s += VAIN_S
+    assert rig.store(slot_bytes, taker) is Status.OVER
+    assert len(looks) == 2 * once
+    rig.catalog.set_quotas([])
+    assert rig.store(slot_bytes, taker) is Status.OK
+    rig.space.close()
+
+
+def test_a_full_file_system_is_no_quota(rig: Rig) -> None:
+    rig.catalog.set_quotas([Share(True, A.salt, SLOT, 0)])
+    rig.files.fail("allocate", errno.ENOSPC)
+    assert rig.store() is Status.NO_ROOM, "or what is to be written would be given up"
     rig.space.close()
 
 
