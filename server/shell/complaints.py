@@ -27,7 +27,12 @@ class Complaints:
         self._silent: dict[str, int] = {}
 
     def note(
-        self, kind: str, text: str, error: BaseException | None = None, about: About = NOTHING
+        self,
+        kind: str,
+        text: str,
+        error: BaseException | None = None,
+        about: About = NOTHING,
+        traceback: str = "",
     ) -> None:
         """Counts one event and perhaps logs it.
 
@@ -36,12 +41,13 @@ class Complaints:
             text: one line for a person.
             error: whose traceback helps, for faults of our own.
             about: which request, engine, namespace, where it is about one.
+            traceback: of a fault of our own that is only there as text.
         """
         with self._lock:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             silent = self._due(kind)
         if silent >= 0:
-            self._log(logging.WARNING, kind, text, silent, error, about)
+            self._log(logging.WARNING, kind, text, silent, error, about, traceback)
 
     def tell(self, kind: str, rule: str, text: str, about: About) -> None:
         """Perhaps logs, at INFO, what is counted elsewhere and no complaint.
@@ -76,11 +82,13 @@ class Complaints:
         silent: int,
         error: BaseException | None,
         about: About,
+        traceback: str = "",
     ) -> None:
         more = f" ({silent} more of this kind since the last such line)" if silent else ""
         of = f" [{about}]" if str(about) else ""
         about = about._replace(event=kind, left_out=silent)
         text = printable(text)  # a peer's words may be in it, or a child's, or a store's
+        more += "".join(f"\n{printable(line)}" for line in traceback.splitlines())
         _log.log(level, "%s: %s%s%s", kind, text, of, more, exc_info=error, extra=extra(about))
 
     def counts(self) -> dict[str, int]:

@@ -334,7 +334,7 @@ class Loop:
                     text = f"{type(effect).__name__}: {error!r}"
                     self._complaints.note("effect_fault", text, error)
         for fault in self._core.take_faults():
-            self._complaints.note("core_fault", fault)
+            self._complaints.note("core_fault", fault.rstrip().rpartition("\n")[2], traceback=fault)
 
     def _send(self, reply: SendReply) -> None:
         if reply.begun_ns:

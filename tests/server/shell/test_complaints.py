@@ -56,3 +56,12 @@ def test_what_others_say_makes_no_line_and_moves_no_cursor(
     with caplog.at_level(logging.WARNING, "kvkeep.server"):
         Complaints().note("web_said", "é\rgone \x1b[2J\u2028next")
     assert caplog.records[0].getMessage() == "web_said: é\\rgone \\x1b[2J\\u2028next"
+
+
+def test_a_traceback_of_ours_keeps_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "kvkeep.server"):
+        Complaints().note(
+            "core_fault", "KeyError: 1", traceback="Traceback:\n  at x\nKeyError: 1\n"
+        )
+    [text] = caplog.messages
+    assert text == "core_fault: KeyError: 1\nTraceback:\n  at x\nKeyError: 1"
