@@ -122,12 +122,19 @@ def test_where_quotas_let_nothing_go_not_every_put_looks_at_all_slots(
     while not rig.troubles.of("evicted"):
         assert rig.store(taker=A if share.floor_bytes else NOBODY) is Status.OK
     rig.catalog.set_quotas([share])
-    looks = []
-    for name in ("choose", "evict_own", "coldest"):
+    looks: list[str] = []
+
+    def counted(name: str) -> None:
         inner = getattr(rig.catalog, name)
-        monkeypatch.setattr(
-            rig.catalog, name, lambda *args, inner=inner: looks.append(1) or inner(*args)
-        )
+
+        def look(*args: object) -> object:
+            looks.append(name)
+            return inner(*args)
+
+        monkeypatch.setattr(rig.catalog, name, look)
+
+    for name in ("choose", "evict_own", "coldest"):
+        counted(name)
     assert rig.store(slot_bytes, taker) is Status.OVER
     once = len(looks)
     assert [rig.store(slot_bytes, taker) for _ in range(20)] == [Status.OVER] * 20
