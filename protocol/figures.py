@@ -88,7 +88,7 @@ FIGURES: dict[str, Figure] = {
     "copies_failed": _counter("Pieces of work that failed in a copier"),
     "evicted_chunks": _counter("Chunks that made room for others"),
     "evicted_incomplete_chunks": _counter("Of those, chunks that some rank never stored"),
-    "reclaimed_chunks": _counter("Chunks that left with an extent that others needed"),
+    "reclaimed_chunks": _counter("Chunks that left with a whole extent"),
     "cleared_chunks": _counter("Chunks that CLEAR took away"),
     "deleted_chunks": _counter("Chunks that DELETE took away"),
     "retired_namespaces": _counter("Namespaces forgotten since nobody used them any more"),

@@ -96,7 +96,11 @@ def reasons(status: StatusReply, stats: Mapping[str, int]) -> list[str]:
 
 
 def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
-    """The cache in memory: bytes and chunks; its fill is ``held_bytes`` of ``capacity_bytes``."""
+    """The cache in memory: bytes and chunks; its fill is ``held_bytes`` of ``capacity_bytes``.
+
+    What made room is in ``evicted_chunks`` where it was for others of its namespace, and in
+    ``reclaimed_chunks`` where it went with its extent, for another namespace or a lowered limit.
+    """
     of_namespaces = sum(one.bytes for one in status.namespaces)  # of a server of before
     return {
         "capacity_bytes": stats.get("arena_bytes", 0),
@@ -105,6 +109,7 @@ def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
         "quarantined_bytes": stats.get("arena_quarantined_bytes", 0),
         "chunks": stats.get("chunks", 0),
         "evicted_chunks": stats.get("evicted_chunks", 0),
+        "reclaimed_chunks": stats.get("reclaimed_chunks", 0),
     }
 
 

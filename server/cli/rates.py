@@ -38,9 +38,10 @@ def between(before: Moment, now: Moment) -> dict[str, Any]:
             counted counts.
 
     Returns:
-        ``seconds``; ``requested_chunks``, ``hit_chunks``, ``loaded_chunks``, ``saved_chunks`` and
-        ``evicted_chunks``, counts; ``saved_bytes_s`` and ``loaded_bytes_s`` (chunks named for
-        loading, times the mean chunk of L1); ``engines`` and ``tiers``, a row each.
+        ``seconds``; ``requested_chunks``, ``hit_chunks``, ``loaded_chunks``, ``saved_chunks``,
+        ``evicted_chunks`` and ``reclaimed_chunks``, counts; ``saved_bytes_s`` and
+        ``loaded_bytes_s`` (chunks named for loading, times the mean chunk of L1); ``engines`` and
+        ``tiers``, a row each.
     """
     is_same = before.status.server.epoch == now.status.server.epoch
     old = before.stats if is_same else {}
@@ -57,6 +58,7 @@ def between(before: Moment, now: Moment) -> dict[str, Any]:
         "loaded_chunks": loaded,
         "saved_chunks": grown("published_chunks"),
         "evicted_chunks": grown("evicted_chunks"),
+        "reclaimed_chunks": grown("reclaimed_chunks"),
         "saved_bytes_s": round(grown("copied_bytes") / seconds),
         "loaded_bytes_s": round(loaded * _chunk_bytes(now.status) / seconds),
         "engines": _engines(before.status if is_same else None, now.status),

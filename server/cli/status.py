@@ -62,7 +62,7 @@ def head(document: dict[str, Any]) -> str:
         *kept(server),
         f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}) in "
         f"{l1['chunks']:,} chunks, extents take {format_size(l1['extent_bytes'])}; "
-        f"{l1['evicted_chunks']:,} evicted",
+        f"{l1['evicted_chunks'] + l1['reclaimed_chunks']:,} evicted{with_extents(l1)}",
         f"hits   {share(hits['hit_chunks'], hits['requested_chunks'])} of "
         f"{hits['requested_chunks']:,} chunks asked for; {hits['retrieved_chunks']:,} loaded, "
         f"{hits['published_chunks']:,} saved",
@@ -77,6 +77,12 @@ def head(document: dict[str, Any]) -> str:
             f"ms, 99 % within {asked['p99_us'] / 1000:g} ms"
         )
     return "\n".join(lines)
+
+
+def with_extents(l1: dict[str, Any]) -> str:
+    """How much of what was evicted went with its extent, where some did."""
+    reclaimed = l1["reclaimed_chunks"]
+    return f", {reclaimed:,} of these with whole extents" if reclaimed else ""
 
 
 def kept(server: dict[str, Any]) -> list[str]:

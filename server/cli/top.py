@@ -139,8 +139,8 @@ def _head(found: dict[str, Any]) -> str:
     server, l1, hits, rates = found["server"], found["l1"], found["hits"], found["rates"]
     used, whole, seconds = l1["held_bytes"], l1["capacity_bytes"], rates["seconds"]
 
-    def each_second(name: str) -> str:
-        return f"{rates[name] / seconds:,.0f}"
+    def each_second(*names: str) -> str:
+        return f"{sum(rates[name] for name in names) / seconds:,.0f}"
 
     return "\n".join(
         [
@@ -152,7 +152,7 @@ def _head(found: dict[str, Any]) -> str:
             f"{each_second('requested_chunks')} chunks/s; since the start "
             f"{share(hits['hit_chunks'], hits['requested_chunks'])}",
             f"in     {format_size(rates['saved_bytes_s'])}/s, {each_second('saved_chunks')} "
-            f"chunks/s saved; {each_second('evicted_chunks')} chunks/s evicted",
+            f"chunks/s saved; {each_second('evicted_chunks', 'reclaimed_chunks')} chunks/s evicted",
             f"out    about {format_size(rates['loaded_bytes_s'])}/s, "
             f"{each_second('loaded_chunks')} chunks/s loaded",
         ]

@@ -28,6 +28,7 @@ FIGURES = (
     "loaded_tokens",
     "published_chunks",
     "evicted_chunks",
+    "reclaimed_chunks",
     "copied_bytes",
     "arena_bytes",
     "arena_used_bytes",

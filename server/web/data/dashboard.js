@@ -87,6 +87,9 @@
     return rise >= 0 ? rise : null;
   }
   const counter = (name) => { const index = figure(name); return (point) => point[1][index]; };
+  /** What made room: for others of its namespace, and with a whole extent. */
+  const EVICTED = ["evicted_chunks", "reclaimed_chunks"];
+  const evictions = () => { const parts = EVICTED.map(counter); return (point) => parts.reduce((sum, part) => sum + part(point), 0); };
 
   function rates(reads) {
     return points.slice(1).map((point, index) => {
@@ -120,11 +123,11 @@
     });
   }
 
-  /** Over the last seconds: how much a counter rose, and in how long. */
-  function lately(name, seconds) {
+  /** Over the last seconds: how much a counter, or what reads points, rose, and in how long. */
+  function lately(what, seconds) {
     if (!points.length) return null;
     const last = points.length - 1, first = earlier(last, seconds);
-    const rise = risen(points[first], points[last], counter(name));
+    const rise = risen(points[first], points[last], typeof what === "string" ? counter(what) : what);
     const passed = points[last][0] - points[first][0];
     return rise === null || !passed ? null : { rise, passed };
   }
@@ -159,7 +162,7 @@
   function showTiles() {
     const status = told.status, stats = told.stats;
     const asked = lately("requested_tokens", 300), hits = lately("hit_tokens", 300);
-    const requests = lately("requests", WINDOW_S), evicted = lately("evicted_chunks", WINDOW_S);
+    const requests = lately("requests", WINDOW_S), evicted = lately(evictions(), WINDOW_S);
     const held = stats.arena_held_bytes || 0;
     const engines = status ? status.engines.filter((engine) => engine.state !== "operator") : [];
     const serving = engines.filter((engine) => engine.state === "serving").length;
@@ -171,7 +174,7 @@
       tile("Engines", status ? whole(serving) : whole(stats.instances || 0),
         status ? `serving, of ${counted(engines.length + status.engines_more, "process", "processes")} here` : "registered"),
       tile("Requests a second", requests ? rate(requests.rise / requests.passed) : "–", `${whole(stats.requests || 0)} in all`),
-      tile("Evicted a second", evicted ? rate(evicted.rise / evicted.passed) : "–", `${whole(stats.evicted_chunks || 0)} chunks in all`),
+      tile("Evicted a second", evicted ? rate(evicted.rise / evicted.passed) : "–", `${whole(EVICTED.reduce((sum, name) => sum + (stats[name] || 0), 0))} chunks in all`),
       tile("LOOKUP, p99", lookup ? took(lookup.p99_us) : "–", lookup ? `of ${whole(lookup.recent)}, 5 min` : "none so far"),
     );
   }
@@ -186,7 +189,7 @@
     Charts.draw(byId("chart-ratio"), { ...common, label: "Hit ratio", series: parts,
       rows: shown(ratios()).map((row) => row.slice(0, 1 + parts.length)), format: percent, most: 1 });
     Charts.draw(byId("chart-chunks"), { ...common, label: "Chunks a second", series: ["stored", "evicted"],
-      rows: shown(rates([counter("published_chunks"), counter("evicted_chunks")])), format: rate });
+      rows: shown(rates([counter("published_chunks"), evictions()])), format: rate });
     Charts.draw(byId("chart-copies"), { ...common, label: "Copied a second", series: ["copied"],
       rows: shown(rates([counter("copied_bytes")])), format: bytes, base: 1024 });
     byId("card-tiers").hidden = !names.length;

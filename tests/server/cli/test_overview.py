@@ -33,6 +33,7 @@ def test_all_that_was_told_is_there_as_plain_values() -> None:
         "quarantined_bytes": 0,
         "chunks": 10,
         "evicted_chunks": 4,
+        "reclaimed_chunks": 0,
     }
     assert found["hits"] == {
         "requested_chunks": 200,

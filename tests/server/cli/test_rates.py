@@ -17,6 +17,7 @@ LATER = {
     "published_chunks": 24,
     "copied_bytes": 24 << 20,
     "evicted_chunks": 8,
+    "reclaimed_chunks": 3,
     "tier_disk_get_bytes": 12 << 20,
     "tier_disk_hit_chunks": 7,
 }
@@ -30,6 +31,7 @@ def test_what_grew_is_told_and_divided_by_the_time() -> None:
     found = between(Moment(10.0, reply(), STATS), now)
     counts = ("requested_chunks", "hit_chunks", "loaded_chunks", "saved_chunks", "evicted_chunks")
     assert [found[name] for name in counts] == [100, 75, 20, 10, 4]
+    assert found["reclaimed_chunks"] == 3
     assert found["seconds"] == 2.0
     assert found["saved_bytes_s"] == 5 << 20
     assert found["loaded_bytes_s"] == 10 << 20  # 20 chunks of 1 MiB in 2 s

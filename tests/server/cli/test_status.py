@@ -85,6 +85,12 @@ def test_long_lists_are_cut_and_counted() -> None:
     ]
 
 
+def test_what_went_with_whole_extents_is_evicted_too() -> None:
+    # Of two models in a full L1 each takes the other's extents, and evicts nothing of its own.
+    shown = status.text(overview.document(reply(), {**STATS, "reclaimed_chunks": 3_000}))
+    assert "; 3,004 evicted, 3,000 of these with whole extents" in shown
+
+
 def test_what_was_kept_where_the_pages_are_and_who_is_silent_have_their_lines() -> None:
     assert not status.kept(overview.document(reply(), STATS)["server"])
     server = msgspec.structs.replace(
