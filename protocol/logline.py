@@ -29,7 +29,8 @@ MAX_EVENTS: Final = 256
 MAX_TEXT_CHARS: Final = 8192
 """Of one message, or one traceback."""
 
-_WORD = re.compile(r"([a-z][a-z0-9_]{2,40}): ")
+_WORD = re.compile(r"(?:kvkeep: )?(?!kvkeep: )([a-z][a-z0-9_]{2,40}): ")
+"""An engine's lines begin with ``kvkeep: `` in the host's log, which says nothing of their kind."""
 _FIELD: Final = "kvkeep_about"
 
 
