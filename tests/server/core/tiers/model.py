@@ -123,6 +123,7 @@ class TierWorld(World):
     def up(self, number: int = 0) -> None:
         """A porter starts."""
         self.tiers[number].is_up = True
+        self.tiers[number].quotas = None
         self.core.porter_ready(fx.TierId(number), 0, 0, self.now_ns)
         self.pump()
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from protocol import messages as m
 from protocol.ids import ExtentId
@@ -22,7 +23,7 @@ from server.core.config import TierConfig
 from server.core.slots import RESERVED
 from server.core.tiers.parts import Status
 from server.core.tiers.policy import Policy
-from tests.server.core.spaces import SPACES, keys_of
+from tests.server.core.spaces import SPACES, TENANTS, keys_of, quota_of
 from tests.server.core.test_core_stateful import CoreMachine, chains, numbers
 from tests.server.core.tiers.model import tiered
 from tests.server.core.tiers.reading import ReadWorld
@@ -36,7 +37,7 @@ class TierMachine(CoreMachine):
         self.porters: list[tuple[int, int]] = []
         self.world = ReadWorld(
             tiered(
-                TierConfig("a", window_bytes=24 * PAGE),
+                TierConfig("a", window_bytes=24 * PAGE, shared_bytes=40 * PAGE),
                 TierConfig("b", policy=Policy.NONE, window_bytes=24 * PAGE),
                 extents=7,
                 slots=6,
@@ -141,6 +142,39 @@ class TierMachine(CoreMachine):
         if engine is not None and job is not None:
             body = m.WarmCancel if number % 4 == 0 else m.WarmStatus
             self.wait(engine, body(warm=job.number))
+
+    @rule(number=numbers, which=st.integers(1, len(TENANTS) - 1))
+    def delete_salt(self, number: int, which: int) -> None:
+        """All of a salt goes, or is counted, in whatever state anything of it is."""
+        engine = self.pick(number)
+        if engine is None or number % 4 > 2:
+            return
+        looks, salt = number % 4 == 0, TENANTS[which]
+
+        def deleted(reply: m.Body | None) -> None:
+            assert reply is None or isinstance(reply, m.DeleteSaltReply)
+
+        self.wait(engine, m.DeleteSalt(tenant=salt, look=looks), deleted)
+        if number % 16 == 1:
+            self.wait(engine, m.DeleteSalt(tenant=salt), deleted)
+            self.wait(engine, m.Clear(), None)
+
+    @rule(number=numbers, floor=st.integers(0, 12), above=st.integers(0, 4))
+    def allot_below(self, number: int, floor: int, above: int) -> None:
+        engine, owners = self.pick(number), list(self.below.core._state.roster.owners)
+        if engine is not None and owners:
+            change = replace(quota_of(owners, number, floor, above), tier="a")
+            self.wait(engine, m.Quotas(change=change))
+
+    @invariant()
+    def a_tier_that_is_up_knows_its_quotas(self) -> None:
+        tier = self.below.core._state.tiers.tiers[0]
+        if tier.is_open:
+            below = self.below.core._state.quotas.below
+            wanted = below.changes() if below is not None else []
+            told = {(one.tenant, one.floor_bytes, one.limit_bytes) for one in wanted}
+            known = self.below.tiers[0].quotas or []
+            assert told == {(one.tenant, one.floor_bytes, one.limit_bytes) for one in known}
 
     @rule(number=numbers)
     def answer_some(self, number: int) -> None:
