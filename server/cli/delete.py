@@ -139,8 +139,9 @@ def _of_salt(asker: Asker, digest: bytes) -> dict[str, Any]:
         for name, number in reply.tier_values.items():
             values[name] = values.get(name, 0) + number
         unknown.update(reply.tiers_unknown)
-        # What a tier has not forgotten it would name again, and again.
-        if not reply.more or reply.tiers_pending:
+        # What a tier has not forgotten, or cannot be told now, it would name again, and again.
+        has_gone = reply.chunks or any(reply.tier_values.values())
+        if not reply.more or reply.tiers_pending or not has_gone:
             break
     look = asker.expect(
         DeleteSalt(tenant=digest, look=True), DeleteSaltReply, reaching.FORGET_LIMIT_S

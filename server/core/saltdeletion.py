@@ -8,10 +8,13 @@ thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+
+import numpy as np
 
 from protocol.errors import ErrorCode, RequestError
 from protocol.ids import ID_BYTES, Fingerprint
@@ -68,7 +71,7 @@ class Search:
     answers: list[bytes | None] = field(default_factory=list)
     chunks: int = 0
     values: dict[str, int] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
+    unknown: dict[str, None] = field(default_factory=dict)
     names: set[Fingerprint] = field(default_factory=set)
     has_more: bool = False
 
@@ -207,19 +210,17 @@ class SaltDeletion:
         slots = slots[is_there & (table.node[slots] != NO_NODE)]
         nodes = table.node[slots].astype("int64")
         if search.is_look:
-            firsts = zip(nodes.tolist(), slots.tolist(), strict=True)
-            search.chunks += sum(self._first_slot(index, node) == slot for node, slot in firsts)
+            search.chunks += self._count_firsts(index, nodes, slots)
             return
         lives = index.lives(nodes).tolist()
         yield from self._take(search, owner, index, list(zip(nodes.tolist(), lives, strict=True)))
 
-    def _first_slot(self, index: ChunkIndex, node: int) -> int:
-        """One slot of a chunk, so that it counts once."""
-        cells = (index.cell(node, shard) for shard in range(index.num_shards))
-        held = (
-            slot for slot in cells if slot != ABSENT and self._arena.slots.state_of[slot] == HELD
-        )
-        return next(held, ABSENT)
+    def _count_firsts(self, index: ChunkIndex, nodes: Slots, slots: Slots) -> int:
+        """How many of some slots are the first of their chunks that are held: each counts once."""
+        cells = index.cells[nodes]
+        held = (cells != ABSENT) & (self._arena.slots.state[cells] == HELD)
+        firsts = cells[np.arange(len(nodes)), held.argmax(axis=1)]
+        return int(np.count_nonzero(firsts == slots))
 
     def _take(
         self, search: Search, owner: Owner, index: ChunkIndex, nodes: list[tuple[int, int]]
@@ -263,7 +264,7 @@ class SaltDeletion:
         if not tier.policy.writes:
             return
         if not tier.shared_bytes:
-            search.unknown.append(tier.name)
+            search.unknown[tier.name] = None
             return
 
         def ended(listed: bytes | None, _: int) -> None:
@@ -277,16 +278,17 @@ class SaltDeletion:
             yield WAIT
         listed = search.answers.pop()
         if listed is None:
-            search.unknown.append(tier.name)
+            search.unknown[tier.name] = None
             return
         names = unpack_names(listed)
-        search.values[tier.name] = len(names)
+        search.values[tier.name] = len(names) * search.is_look
         search.has_more |= len(names) >= MAX_NAMES
         if not search.is_look:
             yield from self._forget(search, tier, names)
 
     def _forget(self, search: Search, tier: Tier, names: list[tuple[bytes, bytes, int]]) -> Steps:
         spaces: dict[Fingerprint, dict[bytes, int]] = {}
+        counts = Counter(Fingerprint(space) for space, _, _ in names)
         for space, key, shard in names:
             keys = spaces.setdefault(Fingerprint(space), {})
             keys[key] = max(keys.get(key, 0), shard + 1)
@@ -298,10 +300,12 @@ class SaltDeletion:
                 continue
             if owner is None:
                 if not self._forgetting.has_place(name):
-                    search.unknown.append(tier.name)
+                    search.unknown[tier.name] = None
                     continue
+                search.values[tier.name] += counts[name]
                 self._forgetting.delete_name(name, b"".join(keys), max(keys.values()))
                 continue
+            search.values[tier.name] += counts[name]
             self._forgetting.delete(owner, b"".join(keys))
             # What an operator had loaded is nobody's by its record in L1.
             nodes = (owner.index.find(key) for key in keys)

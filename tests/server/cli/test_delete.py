@@ -6,9 +6,16 @@ import json
 from pathlib import Path
 
 from protocol.keys import ReuseScope
-from protocol.messages import LookupReply, QueryPrefetchStatus, Store, StoreReply
+from protocol.messages import (
+    DeleteSalt,
+    DeleteSaltReply,
+    LookupReply,
+    QueryPrefetchStatus,
+    Store,
+    StoreReply,
+)
 from server import asking
-from server.cli.delete import told, told_of_salt
+from server.cli.delete import _of_salt, told, told_of_salt
 from tests.server.cli import test_quota
 from tests.server.cli.cached import FIRST, SECOND, SYSTEM, Cached, cached, keys_of
 from tests.wire.process import wait_until
@@ -156,3 +163,22 @@ def test_what_is_not_over_yet_is_said() -> None:
     lines = told(document).splitlines()
     assert lines[1] == "asked again: 2 chunks are there; they were stored anew"
     assert lines[2].startswith("1 tiers have not forgotten yet")
+
+
+class Stuck:
+    """A server of which a tier names what it cannot be told to forget."""
+
+    def __init__(self) -> None:
+        self.asked: list[DeleteSalt] = []
+
+    def expect(self, body: DeleteSalt, kind: type[DeleteSaltReply], limit_s: float) -> object:
+        self.asked.append(body)
+        values = {"disk": 448 if body.look or len(self.asked) == 1 else 0}
+        return kind(chunks=0, tier_values=values, tiers_unknown=("disk",), more=True)
+
+
+def test_what_does_not_get_on_is_not_asked_for_ever() -> None:
+    server = Stuck()
+    document = _of_salt(server, b"s" * 16)  # type: ignore[arg-type]
+    assert [one.look for one in server.asked] == [False, False, True]
+    assert (document["tier_values"], document["found_after"]) == ({"disk": 448}, 448)

@@ -155,6 +155,23 @@ def test_a_namespace_that_only_the_disk_knows(monkeypatch: pytest.MonkeyPatch) -
     assert world.tiers[0].store == others
 
 
+def test_what_cannot_be_owed_now_is_not_told_as_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.core.saltdeletion.MAX_NAMES", 6)
+    monkeypatch.setattr("server.core.tiers.forgetting.MAX_OWED", 8)
+    world = TierWorld(tiered(DISK, STORE))
+    world.up()
+    engine = begun(world)
+    for number in range(4):  # half of the places; the store is down
+        engine.ask(m.Clear(fingerprint=bytes([number]) * 16))
+    mine = [(bytes([number]) * 16, b"k" * 16, 0) for number in range(10, 16)]
+    world.tiers[0].store |= set(mine)
+    world.tiers[0].salts = dict.fromkeys(mine, SALT)
+    reply = delete(engine)
+    assert (reply.tier_values, reply.more) == ({"disk": 0}, True)
+    assert reply.tiers_unknown == ("disk", "valkey")
+    assert delete(engine, look=True).tier_values == {"disk": 6}
+
+
 @pytest.mark.parametrize("is_up", [True, False])
 def test_much_goes_in_rounds_and_never_takes_others_with_it(
     monkeypatch: pytest.MonkeyPatch, is_up: bool
