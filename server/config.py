@@ -112,7 +112,8 @@ def read(
         options: from the command line by key (``endpoint``, ``arena-dir``, ``arena-at-exit``,
             ``l1-size``, ``extent-size``, ``incomplete-timeout``, ``l2``, ``promote-deadline``,
             ``namespace-ttl``, ``quota``, ``group``, ``http``, ``log-level``, ``log-format``,
-            ``traces``, ``cgroup-root``, ``config``: a file with more of them); None for what was not given.
+            ``traces``, ``cgroup-root``, ``config``: a file with more of them); None for what was
+            not given.
         environ: ``KVKEEP_`` and the key in capitals, e.g. ``KVKEEP_L1_SIZE``.
         uid: user whose default endpoint is meant; this process's by default.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import ConfigError
+from protocol.logline import FORMATS
 from server import config, schema
 from server.schema import SETTINGS, nearest
 
@@ -50,7 +51,7 @@ def test_the_ranges_that_are_told_are_the_ones_that_hold(
 def test_the_words_that_are_told_are_the_ones_that_are_taken(key: str) -> None:
     words = {
         "arena-at-exit": schema.AT_EXIT,
-        "log-format": schema.FORMATS,
+        "log-format": FORMATS,
         "log-level": schema.LOG_LEVELS,
     }[key]
     for word in words:
