@@ -6,6 +6,8 @@ process.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from protocol import messages as m
 from protocol.ids import Fingerprint
 from protocol.quotas import TenantKind
@@ -22,6 +24,8 @@ class AskerVerbs(Actor):
         if process is not None:
             names = [Fingerprint(name) for name in NAMES]
             change = quota_of(names, step.b, step.c % 24, step.c // 24 % 24)
+            if step.c // 576 % 3 == 1:
+                change = replace(change, tier="a")
             body: m.Request = m.Quotas(change=change if step.b % 5 else None)
             if change.kind is TenantKind.SALT and step.b % 5 == 0:
                 body = m.DeleteSalt(tenant=change.tenant, look=step.c % 3 == 0)

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from tests.fuzz.truth import Truth
 
 Job = (
-    fx.TierProbe | fx.TierGet | fx.TierPut | fx.TierDrop | fx.TierHealth | fx.TierKeep | fx.TierList
+    fx.TierProbe
+    | fx.TierGet
+    | fx.TierPut
+    | fx.TierDrop
+    | fx.TierHealth
+    | fx.TierKeep
+    | fx.TierList
+    | fx.TierAllot
 )
 NOBODY = bytes(16)
 MOST_STUCK = 3
@@ -36,6 +43,7 @@ _KINDS = (
     fx.TierHealth,
     fx.TierKeep,
     fx.TierList,
+    fx.TierAllot,
 )
 
 
@@ -376,6 +384,8 @@ class Below:
             if not fails and store.texts is not None:
                 store.texts[job.fingerprint] = job.text
             core.tier_done(job.job, None if fails else b"", now_ns)
+        elif isinstance(job, fx.TierAllot):
+            core.tier_done(job.job, None if fails else b"", now_ns)
         else:
             listed = None if fails else store.listed(job, self._pages)
             if draw is not None and listed:
@@ -395,15 +405,16 @@ class Below:
         self, job: fx.TierPut, store: Store, fails: bool, draw: random.Random | None
     ) -> bytes | None:
         self._check_put(job)
-        statuses = []
-        for row in job.parts:
+        statuses, bad = [], (Status.NO_ROOM, Status.ERROR, Status.OVER)
+        for row, (extent, slot) in zip(job.parts, self._slots[job.job], strict=True):
             status = Status.OK
             if fails or (draw is not None and draw.random() < 0.3):
-                status = draw.choice((Status.NO_ROOM, Status.ERROR)) if draw else Status.ERROR
+                status = draw.choice(bad) if draw else Status.ERROR
             statuses.append(status)
             if status is Status.OK:
                 name = Name(job.fingerprint, bytes(row["key"]), int(row["shard"]))
-                store.put(name, bytes(row["parent"]), self._begun[job.job])
+                salt = self._truth.extents[extent].rows["tenant"][slot].tobytes()
+                store.put(name, bytes(row["parent"]), self._begun[job.job], salt)
         return None if fails else bytes(statuses)
 
     def _drop(

@@ -44,7 +44,13 @@ def tiers_of(step: Step) -> tuple[TierConfig, ...]:
     window = (6, 24)[bits % 2] * PAGE
     kinds = POLICIES[bits // 2 % 4], POLICIES[bits // 8 % 4]
     return tuple(
-        TierConfig("ab"[number], kinds[number], uses=1, window_bytes=window)
+        TierConfig(
+            "ab"[number],
+            kinds[number],
+            uses=1,
+            window_bytes=window,
+            shared_bytes=0 if number else 24 * PAGE,
+        )
         for number in range((0, 1, 2)[step.b // 14 % 3])
     )
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from server.core.effects import TierDrop, TierList, TierProbe
 from server.core.tiers.listed import Listed
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Status, pack_names
 
 ID = 16
 _BAD = (Status.ABSENT, Status.CORRUPT, Status.ERROR)
@@ -55,6 +56,7 @@ class Store:
         spoilt: of these, whose bytes are not what they were.
         lost: of these, what it claims to have and cannot read.
         texts: descriptions of namespaces; None for one that cannot list.
+        salts: under which salt each part was stored first; none for no salt.
         parents: of each chunk that was ever written, in that order.
         lists: what is still to be told of a list, by namespace.
     """
@@ -63,11 +65,14 @@ class Store:
     spoilt: set[Name] = field(default_factory=set)
     lost: set[Name] = field(default_factory=set)
     texts: dict[bytes, bytes] | None = field(default_factory=dict)
+    salts: dict[Name, bytes] = field(default_factory=dict)
     parents: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)
     lists: dict[bytes, tuple[int, list[bytes]]] = field(default_factory=dict)
 
-    def put(self, name: Name, parent: bytes, serial: int) -> None:
+    def put(self, name: Name, parent: bytes, serial: int, salt: bytes = b"") -> None:
         """A part is written, over whatever was there."""
+        if name not in self.parts:
+            self.salts[name] = salt
         self.parts[name] = serial
         self.spoilt.discard(name)
         self.lost.discard(name)
@@ -105,6 +110,7 @@ class Store:
         ]
         for name in gone:
             del self.parts[name]
+            self.salts.pop(name, None)
         if not keys and self.texts is not None:
             self.texts.pop(job.fingerprint, None)
 
@@ -118,6 +124,9 @@ class Store:
         name = job.fingerprint
         if self.texts is None:
             return None
+        if job.what is Listed.OF_SALT:
+            mine = (one for one in self.parts if self.salts.get(one) == name)
+            return pack_names(islice(mine, job.most))
         if job.what is Listed.NAMESPACES:
             return b"".join(self.texts)
         if job.what is Listed.NAMESPACE:

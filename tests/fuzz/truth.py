@@ -139,7 +139,8 @@ class Truth:
         self.config = config
         self.core = Core(config, EPOCH, ARENA, self.random.randbytes)
         # The first of them is as the settings have it from now on, if it fits this server.
-        wanted = [one for one in self.quotas[:1] if one.floor_bytes <= config.arena_bytes]
+        first = (one for one in self.quotas[:1] if not one.tier)
+        wanted = [one for one in first if one.floor_bytes <= config.arena_bytes]
         self.core.allot(wanted, self.quotas)
         self.core.tell_more(dict)
         self.core.tell_latency(dict)
