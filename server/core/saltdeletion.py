@@ -150,7 +150,7 @@ class SaltDeletion:
             search.found = slots, generations
 
     def _failed(self, search: Search, error: Exception) -> None:
-        del self._searches[search.number]
+        self._searches.pop(search.number, None)
         self._fault(error)
         self._outbox.fail(search.ticket, RequestError(ErrorCode.INTERNAL, "the server failed"))
 
