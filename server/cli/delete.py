@@ -61,7 +61,10 @@ def command(
         _delete_salt(at, as_json, _digest(wanted, namespace, tenant, from_token))
         return
     if namespace is None:
-        reaching.refuse("say where to delete from: --namespace NAME")
+        reaching.refuse(
+            "say where to delete from: --namespace NAME; or, for all of one tenant, nothing but "
+            "--salt TEXT, --salt-file FILE or --tenant NAME"
+        )
     try:
         with reaching.connected(at, "delete") as asker:
             known = asker.status(reaching.LIMIT_S).namespaces

@@ -134,7 +134,7 @@ def _tenant(
     from server.sizes import invalid
 
     if sum(one is not None for one in (namespace, salt, tenant)) != 1:
-        valid = "one of --namespace NAME, --salt TEXT and --tenant NAME"
+        valid = "one of --namespace NAME, --salt TEXT, --salt-file FILE and --tenant NAME"
         raise invalid("tenant", tenant or "", valid)
     if salt is not None:
         return TenantKind.SALT, ReuseScope(cache_salt=salt).tenant()

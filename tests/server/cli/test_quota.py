@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused(holding: Cached) -> None:
         (("unset", "--salt", ""), 2, "salt=''"),
         (("set", "0", "--salt", "x"), 2, "kvkeep quota unset ends it"),
         (("set", "much", "--salt", "x"), 2, "a number of bytes"),
-        (("set", "1M"), 2, "one of --namespace NAME, --salt TEXT and --tenant NAME"),
+        (("set", "1M"), 2, "--salt TEXT, --salt-file FILE and --tenant NAME"),
         (("set", "1M", "--salt", "x", "--namespace", holding.name), 2, "one of --namespace"),
         (("set", "1M", "--tenant", "someone"), 2, "32 hex digits"),
         (("unset", "--namespace", "ffffffff"), 2, "namespace="),
