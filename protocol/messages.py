@@ -21,11 +21,13 @@ from protocol.namespace import Namespace, Text
 from protocol.prefixes import MAX_PREFIXES, PrefixStatus
 from protocol.quotas import MAX_QUOTAS, QuotaChange, QuotaRow
 from protocol.status import (
+    MAX_SLOW,
     CopierStatus,
     EngineStatus,
     NamespaceStatus,
     OpLatency,
     ServerStatus,
+    SlowRequest,
     TierStatus,
 )
 
@@ -505,6 +507,7 @@ class StatusReply(Body, frozen=True, kw_only=True):
         latency_bounds_us: upper ends of the buckets, each included.
         latency: by operation, as far as there were any.
         prefixes: those that LOOKUPs found most of late, the hottest first.
+        slow: the last requests that took long, the newest first.
     """
 
     server: ServerStatus
@@ -517,6 +520,7 @@ class StatusReply(Body, frozen=True, kw_only=True):
     latency_bounds_us: Annotated[tuple[Total, ...], Meta(max_length=limits.MAX_STATUS_ROWS)]
     latency: Annotated[dict[Text, OpLatency], Meta(max_length=limits.MAX_STATUS_ROWS)]
     prefixes: Annotated[tuple[PrefixStatus, ...], Meta(max_length=MAX_PREFIXES)] = ()
+    slow: Annotated[tuple[SlowRequest, ...], Meta(max_length=MAX_SLOW)] = ()
 
 
 class Clear(Request, frozen=True, kw_only=True):

@@ -13,12 +13,14 @@ import msgspec
 from msgspec import Meta
 
 from protocol import limits
+from protocol.ids import ID_BYTES
 from protocol.layout import Bytes16
 from protocol.namespace import Text
 
 ShortText = Annotated[str, Meta(max_length=limits.MAX_STATUS_CHARS)]
 Number = Annotated[int, Meta(ge=0, le=limits.MAX_U63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+OptionalId = Annotated[bytes, Meta(max_length=ID_BYTES)]
 
 LATENCY_BOUNDS_US: Final = (
     100,
@@ -46,6 +48,12 @@ NUM_BUCKETS: Final = len(LATENCY_BOUNDS_US) + 1
 ENGINE_STATES: Final = ("connected", "operator", "registering", "serving", "leaving")
 TIER_STATES: Final = ("starting", "up", "breaker open", "down")
 COPIER_STATES: Final = ("starting", "up", "down", "ending")
+
+SLOW_US: Final = 100_000
+"""A request that took longer is a slow one; what it asked to wait for is left out."""
+
+MAX_SLOW: Final = 16
+"""Slow requests that the server keeps and tells, the last ones."""
 
 COPIER_SILENT_S: Final = 1.5
 """A copier that has had work for so long and answered nothing counts as not answering: a piece of
@@ -203,3 +211,29 @@ class OpLatency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     buckets: Annotated[tuple[Number, ...], Meta(min_length=NUM_BUCKETS, max_length=NUM_BUCKETS)]
     sum_us: Number
     count: Number
+
+
+class SlowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A request that took longer than ``SLOW_US``, from its receipt to its answer.
+
+    Attributes:
+        op: name of the operation.
+        seq: the message's number on its connection.
+        request: the engine's number of the request; -1 where the message names none.
+        client: name and version of who asked, as its HELLO said, cut off if long.
+        instance: of who asked; empty for one that is not known any more.
+        fingerprint: of the namespace; empty for none, or unknown.
+        spent_us: from receipt to answer, a wait that was asked for included.
+        wait_ms: the longest wait that the request asked for.
+        age_s: since the answer.
+    """
+
+    op: ShortText
+    seq: Number
+    request: Annotated[int, Meta(ge=-1, le=limits.MAX_U63)] = -1
+    client: ShortText = ""
+    instance: OptionalId = b""
+    fingerprint: OptionalId = b""
+    spent_us: Number
+    wait_ms: Number = 0
+    age_s: Seconds

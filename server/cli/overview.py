@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.messages import StatusReply
-from protocol.status import COPIER_SILENT_S, EngineStatus, OpLatency
+from protocol.status import COPIER_SILENT_S, EngineStatus, OpLatency, SlowRequest
 
 QUANTILES = (0.5, 0.99)
 
@@ -23,7 +23,7 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
 
     Returns:
         ``healthy`` and ``reasons``; ``server``, ``l1``, ``hits``, ``engines``, ``tiers``,
-        ``copiers``, ``namespaces`` and ``latency``.
+        ``copiers``, ``namespaces``, ``latency`` and ``slow``.
     """
     wrong = reasons(status, stats)
     server = status.server
@@ -57,6 +57,7 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
         "latency": {
             name: latency(status.latency_bounds_us, one) for name, one in status.latency.items()
         },
+        "slow": [slow(one) for one in status.slow],
     }
 
 
@@ -154,6 +155,15 @@ def latency(bounds_us: Sequence[int], one: OpLatency) -> dict[str, float | int]:
     for share in QUANTILES:
         found[f"p{share * 100:g}_us"] = _quantile(bounds_us, one.buckets, share)
     return found
+
+
+def slow(one: SlowRequest) -> dict[str, Any]:
+    """One slow request for programs."""
+    return {
+        **_plain(one),
+        "instance": one.instance.hex(),
+        "fingerprint": one.fingerprint.hex(),
+    }
 
 
 def _quantile(bounds_us: Sequence[int], buckets: Sequence[int], share: float) -> int:

@@ -23,6 +23,7 @@ from server.core.effects import (
     PeerId,
     PoolHandle,
     ProcessId,
+    SendReply,
     TierId,
 )
 from server.core.handlers import Handlers
@@ -69,8 +70,6 @@ class Core:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._config = config
-        self._epoch = epoch
-        self._arena = arena
         self._state = State(config, epoch, arena, random_bytes)
         self._outbox = self._state.outbox
         self._peers = self._state.peers
@@ -169,8 +168,7 @@ class Core:
             return
         if known is not None:
             known.process.heard_ns = now_ns
-        ticket = Ticket(peer, op, seq, envelope.deadline_ns, session, now_ns)
-        self._outbox.open(ticket)
+        ticket = self._outbox.open(Ticket(peer, op, seq, envelope.deadline_ns, session, now_ns))
         self._outbox.counters["requests"] += 1
         try:
             ticket.body = body = frames.request_body(envelope)
@@ -183,9 +181,12 @@ class Core:
             self._outbox.fail(ticket, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the loop
             self._state.fault(error)
-            self._outbox.fail(
-                ticket, RequestError(ErrorCode.INTERNAL, "the server failed; its log says why")
-            )
+            failed = RequestError(ErrorCode.INTERNAL, "the server failed; its log says why")
+            self._outbox.fail(ticket, failed)
+
+    def took_long(self, reply: SendReply, spent_ns: int) -> None:
+        """A reply went out later than ``SLOW_NS`` after its request came; STATUS tells of it."""
+        self._state.slow.note(reply, spent_ns)
 
     def peer_dropped(self, peer: PeerId) -> None:
         """Replies could not be delivered; the connection is forgotten."""
@@ -436,13 +437,12 @@ class Core:
         return self._handlers.handle(peer.process, body, ticket)
 
     def _hello(self, hello: Hello, ticket: Ticket, now_ns: int) -> HelloReply:
-        minor = self._peers.greet(ticket.peer, hello, ticket.session)
         return HelloReply(
-            epoch=self._epoch,
-            arena=self._arena,
+            epoch=self._state.epoch,
+            arena=self._state.arena_id,
             now_ns=now_ns,
             major=VERSION_MAJOR,
-            minor=minor,
+            minor=self._peers.greet(ticket.peer, hello, ticket.session),
             capabilities=CAPABILITIES + (("traces",) if self._config.traces else ()),
             max_blocks=limits.MAX_BLOCKS_PER_MESSAGE,
             max_frame_bytes=limits.MAX_FRAME_BYTES,

@@ -102,7 +102,8 @@ class Outbox:
             told = None
             if ticket.traceparent or is_cut:
                 told = self._told(ticket, None, body)
-            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns, told))
+            op, begun_ns, seq = ticket.op, ticket.begun_ns, ticket.seq
+            self.add(SendReply(ticket.peer, frame, op, begun_ns, told, seq, ticket.body))
             ticket.body = None
 
     def fail(self, ticket: Ticket, error: KvkeepError) -> None:
@@ -116,7 +117,8 @@ class Outbox:
             self.counters[f"error_{error.code.name.lower()}"] += 1
             frame = frames.pack_error(ticket.op, ticket.seq, error)
             told = self._told(ticket, error, None)
-            self.add(SendReply(ticket.peer, frame, ticket.op, ticket.begun_ns, told))
+            op, begun_ns, seq = ticket.op, ticket.begun_ns, ticket.seq
+            self.add(SendReply(ticket.peer, frame, op, begun_ns, told, seq, ticket.body))
             ticket.body = None
 
     def refuse(self, peer: PeerId, op: int, seq: int, error: KvkeepError) -> None:
@@ -132,18 +134,20 @@ class Outbox:
         told = Told(op, seq, error=error)
         self.add(SendReply(peer, frames.pack_error(op, seq, error), told=told))
 
+    def fingerprint_of(self, body: Request | None) -> bytes:
+        """Of the namespace that a request is about; empty for none, or unknown."""
+        session = getattr(body, "session", 0)
+        known = getattr(body, "fingerprint", b"")
+        return known or (self.namespace(session) if session else b"")
+
     def _told(self, ticket: Ticket, error: KvkeepError | None, answer: Body | None) -> Told:
         body = ticket.body
-        session = getattr(body, "session", 0)
-        fingerprint = getattr(body, "fingerprint", b"") or (
-            self.namespace(session) if session else b""
-        )
         return Told(
             ticket.op,
             ticket.seq,
             request_of(body),
             ticket.session.instance or b"",
-            fingerprint,
+            self.fingerprint_of(body),
             error,
             answer,
             chunks_of(body),

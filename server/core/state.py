@@ -40,6 +40,7 @@ from server.core.reservations import Reservations
 from server.core.retirement import Retirement
 from server.core.roster import Roster
 from server.core.slots import SlotTable
+from server.core.slow import SlowRequests
 from server.core.tierquotas import TierQuotas
 from server.core.tiers.demotion import Demotion
 from server.core.tiers.forgetting import Forgetting
@@ -82,6 +83,7 @@ class State:
         faults: tracebacks of errors of our own, for the log.
         more_figures: what else STATS tells, by name.
         latency: what STATUS tells of how long answers take.
+        slow: requests that took long, which STATUS tells.
         outside: what STATUS tells that the core does not know.
     """
 
@@ -93,8 +95,7 @@ class State:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self.config = config
-        self.epoch = epoch
-        self.arena_id = arena
+        self.epoch, self.arena_id = epoch, arena
         self.draining = False
         self.faults: list[str] = []
         self.more_figures: list[Callable[[], dict[str, int]]] = []
@@ -105,6 +106,7 @@ class State:
         self.outbox = Outbox(self.timers)
         self.lanes = Lanes()
         self.peers = Peers(config, epoch, arena, self.outbox)
+        self.slow = SlowRequests(self.peers, self.outbox.fingerprint_of)
         self.slots = SlotTable(min(MOST_SLOTS, config.arena_bytes // SMALL_SLOT_BYTES))
         self.accounts = Accounts()
         self.quotas = Quotas(config.arena_bytes, self.accounts)

@@ -91,6 +91,7 @@ class Collection:
             latency_bounds_us=LATENCY_BOUNDS_US,
             latency=state.latency(),
             prefixes=state.lookups.heat.hottest(state.roster.owners),
+            slow=state.slow.told(self._now_ns),
         )
 
     def _since_s(self, then_ns: int) -> float:

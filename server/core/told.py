@@ -51,6 +51,8 @@ class SendReply(NamedTuple):
         op: which operation it answers.
         begun_ns: when the request came; 0 for what was refused before.
         told: what it was about, where that is to be told.
+        seq, body: number and content of the request that it answers, for the case that sending
+            shows how long that took; None for one that could not be read.
     """
 
     peer: PeerId
@@ -58,6 +60,8 @@ class SendReply(NamedTuple):
     op: int = 0
     begun_ns: int = 0
     told: Told | None = None
+    seq: int = 0
+    body: Request | None = None
 
 
 def request_of(body: Request | None) -> int:

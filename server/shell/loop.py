@@ -23,6 +23,7 @@ from protocol.endpoint import Endpoint
 from protocol.errors import ConfigError, ErrorCode, KvkeepError, RequestError
 from server.core.dispatch import Core
 from server.core.effects import PeerId, SendReply
+from server.core.slow import SLOW_NS
 from server.core.told import Told, request_of
 from server.shell import clock
 from server.shell.actions import Actions
@@ -338,7 +339,10 @@ class Loop:
 
     def _send(self, reply: SendReply) -> None:
         if reply.begun_ns:
-            self.latency.note(reply.op, clock.now_ns() - reply.begun_ns)
+            spent_ns = clock.now_ns() - reply.begun_ns
+            self.latency.note(reply.op, spent_ns)
+            if spent_ns > SLOW_NS:
+                self._note_slow(reply, spent_ns)
         told = reply.told
         if told is not None:
             self.teller.tell(reply, told, clock.now_ns())
@@ -350,6 +354,12 @@ class Loop:
             text = f"a reply could not be sent: {error.strerror}"
             self._complaints.note("peer_dropped", text, about=about(of))
             self._core.peer_dropped(reply.peer)
+
+    def _note_slow(self, reply: SendReply, spent_ns: int) -> None:
+        try:
+            self._core.took_long(reply, spent_ns)
+        except Exception as error:  # noqa: BLE001 - what STATUS tells keeps no reply back
+            self._complaints.note("loop_fault", repr(error), error)
 
 
 def _read(frame: bytes) -> Told:

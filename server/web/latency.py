@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SLOW_US = 100_000
-"""What takes longer counts as a slow request."""
+from protocol.status import SLOW_US
 
 
 def quantile_us(bounds: Sequence[int], counts: Sequence[int], share: float) -> float | None:

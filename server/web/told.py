@@ -12,6 +12,7 @@ import msgspec
 
 from protocol.messages import StatusReply
 from protocol.quotas import QuotaRow, TenantKind
+from protocol.status import SLOW_US, SlowRequest
 from server.web import health, latency
 from server.web.history import FIGURES, TIER_FIGURES, History, Point
 from server.web.watch import EVERY_S, Answer, View
@@ -91,6 +92,7 @@ def _status(answer: Answer, history: History) -> Plain:
         "tiers": [_fields(tier) for tier in status.tiers],
         "copiers": [_fields(copier) for copier in status.copiers],
         "latency": _latency(answer, status, history),
+        "slow": [_slow(row) for row in status.slow],
     }
 
 
@@ -105,6 +107,12 @@ def _prefixes(status: StatusReply) -> list[Plain]:
         }
         for row in status.prefixes
     ]
+
+
+def _slow(row: SlowRequest) -> Plain:
+    """As the row is; a fingerprint is short, and a number that a script would round is text."""
+    request = str(row.request) if row.request >= 0 else ""
+    return {**_fields(row), "request": request, "fingerprint": short(row.fingerprint)}
 
 
 def _quota(row: QuotaRow) -> Plain:
@@ -134,4 +142,4 @@ def _latency(answer: Answer, status: StatusReply, history: History) -> Plain:
             "slow": latency.slow(bounds, recent),
             "slow_ever": latency.slow(bounds, row.buckets),
         }
-    return {"recent_s": recent_s, "slow_us": latency.SLOW_US, "ops": told}
+    return {"recent_s": recent_s, "slow_us": SLOW_US, "ops": told}

@@ -26,6 +26,7 @@ from protocol.status import (
     NamespaceStatus,
     OpLatency,
     ServerStatus,
+    SlowRequest,
     TierStatus,
 )
 
@@ -53,6 +54,7 @@ PARTS: tuple[type[Any], ...] = (
     TierStatus,
     CopierStatus,
     OpLatency,
+    SlowRequest,
     KvEvent,
     QuotaChange,
     QuotaRow,

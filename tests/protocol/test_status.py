@@ -9,6 +9,7 @@ from protocol.status import (
     COPIER_STATES,
     ENGINE_STATES,
     LATENCY_BOUNDS_US,
+    MAX_SLOW,
     NUM_BUCKETS,
     TIER_STATES,
     CopierStatus,
@@ -16,6 +17,7 @@ from protocol.status import (
     NamespaceStatus,
     OpLatency,
     ServerStatus,
+    SlowRequest,
     TierStatus,
 )
 
@@ -68,6 +70,17 @@ def full() -> StatusReply:
         name=LONG, state=COPIER_STATES[0], restarts=BIG, jobs=BIG, stuck=BIG, silent_s=1e9
     )
     prefix = PrefixStatus(fingerprint=ID, head=b"\xff" * 6, chunks=BIG, hits=BIG, idle_s=1e9)
+    slow = SlowRequest(
+        op=LONG,
+        seq=BIG,
+        request=BIG,
+        client=LONG,
+        instance=ID,
+        fingerprint=ID,
+        spent_us=BIG,
+        wait_ms=BIG,
+        age_s=1e9,
+    )
     latency = OpLatency(buckets=(BIG,) * NUM_BUCKETS, sum_us=BIG, count=BIG)
     return StatusReply(
         server=ServerStatus(
@@ -93,6 +106,7 @@ def full() -> StatusReply:
         latency_bounds_us=LATENCY_BOUNDS_US,
         latency={Op(op).name: latency for op in REQUEST_TYPES},
         prefixes=(prefix,) * MAX_PREFIXES,
+        slow=(slow,) * MAX_SLOW,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from protocol import __version__
-from protocol.messages import Op, Status, StatusReply
+from protocol.messages import Events, EventsReply, Op, Status, StatusReply
 from protocol.status import LATENCY_BOUNDS_US
 from server.cli import cli
 from tests.server.web.pageserver import serving
@@ -51,6 +51,35 @@ def test_it_tells_who_is_there_and_what_each_answer_took(short_dir: Path, shm_di
         assert reply.latency["COMMIT"].count == reply.latency["STORE"].count == 1
         assert set(reply.latency) <= {op.name for op in Op}
         assert reply.latency_bounds_us == LATENCY_BOUNDS_US
+
+
+def test_a_slow_request_is_told_and_one_that_only_waited_as_it_asked_is_not(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    with (
+        ServerProcess(short_dir, shm_dir / "a", "--l1-size", "64M") as server,
+        Engine(server.url, server.side_path) as engine,
+    ):
+        space = engine.register().fingerprint
+        waited = engine.wire.call(Events(cursor=0, wait_ms=0), EventsReply)
+        assert engine.wire.call(Events(cursor=waited.cursor, wait_ms=200), EventsReply).events == ()
+        [pid] = server.children()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            seq = engine.submit_store([os.urandom(16)], [0])
+            time.sleep(0.25)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert engine.stored(seq).copied == 1
+        reply = engine.wire.call(Status(), StatusReply)
+        [row] = [one for one in reply.slow if one.op != "REGISTER_KV_CACHE"]  # a busy machine
+        assert (row.op, row.seq, row.fingerprint) == ("STORE", seq, space)
+        assert row.request >= 0
+        assert row.instance == reply.engines[0].instance
+        assert row.client == reply.engines[0].client
+        assert 200_000 <= row.spent_us < 20_000_000
+        assert row.age_s < 10
+        assert sum(reply.latency["EVENTS"].buckets[10:]) == 1, "its wait is in the histogram"
 
 
 def test_a_frozen_copier_is_told_of_before_it_is_replaced(short_dir: Path, shm_dir: Path) -> None:

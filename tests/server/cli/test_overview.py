@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from protocol.messages import StatusReply
-from protocol.status import LATENCY_BOUNDS_US
+from protocol.status import LATENCY_BOUNDS_US, SlowRequest
 from server.cli import overview
 from server.web import health
 from server.web.watch import Answer, View
@@ -51,6 +51,15 @@ def test_counters_that_did_not_count_yet_are_zero() -> None:
     found = overview.document(reply(latency={}), {})
     assert found["hits"]["hit_chunks"] == found["l1"]["chunks"] == 0
     assert found["hits"]["hit_tokens_l1"] == found["hits"]["loaded_tokens"] == 0
+
+
+def test_slow_requests_are_told_with_names_in_hex() -> None:
+    row = SlowRequest(
+        op="STORE", seq=9, request=7, fingerprint=b"n" * 16, spent_us=250_000, age_s=1.23456
+    )
+    (found,) = overview.document(reply(slow=(row,)), STATS)["slow"]
+    assert (found["fingerprint"], found["instance"]) == ((b"n" * 16).hex(), "")
+    assert (found["request"], found["seq"], found["age_s"]) == (7, 9, 1.235)
 
 
 def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:

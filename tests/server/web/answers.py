@@ -18,6 +18,7 @@ from protocol.status import (
     NamespaceStatus,
     OpLatency,
     ServerStatus,
+    SlowRequest,
     TierStatus,
 )
 from server.web.watch import Answer, View
@@ -65,6 +66,16 @@ QUOTA = QuotaRow(
     kind=TenantKind.SALT, tenant=b"t" * 16, floor_bytes=100, limit_bytes=0, held_bytes=60
 )
 PREFIX = PrefixStatus(fingerprint=b"n" * 16, head=b"prefix", chunks=5, hits=7, idle_s=2.5)
+SLOW = SlowRequest(
+    op="STORE",
+    seq=9,
+    request=1 << 60,
+    client="kvkeep adapter 0.1.0 pid 7",
+    instance=b"i" * 16,
+    fingerprint=b"n" * 16,
+    spent_us=250_000,
+    age_s=3.5,
+)
 COPIER = CopierStatus(name="host", state="up", restarts=0, jobs=0, stuck=0)
 
 
@@ -93,6 +104,7 @@ def status(**changes: Any) -> StatusReply:
         latency_bounds_us=LATENCY_BOUNDS_US,
         latency={"LOOKUP": latency(b0=98, b5=2)},
         prefixes=(PREFIX,),
+        slow=(SLOW,),
     )
     return msgspec.structs.replace(base, **changes)
 

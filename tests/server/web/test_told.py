@@ -14,6 +14,7 @@ from tests.server.web.answers import (
     PREFIX,
     QUOTA,
     SERVER,
+    SLOW,
     answer,
     latency,
     silent,
@@ -97,6 +98,25 @@ def test_hot_prefixes_are_told_with_their_models_name() -> None:
         "idle_s": 2.5,
     }
     assert (second["fingerprint"], second["name"]) == ("6f" * 6, "")
+
+
+def test_slow_requests_keep_every_digit_of_their_number() -> None:
+    nameless = msgspec.structs.replace(SLOW, request=-1, fingerprint=b"", instance=b"")
+    first, second = told(view({}, status(slow=(SLOW, nameless))), History(), 2e9, 0)["status"][
+        "slow"
+    ]
+    assert first == {
+        "op": "STORE",
+        "seq": 9,
+        "request": str(1 << 60),
+        "client": SLOW.client,
+        "instance": "69" * 16,
+        "fingerprint": "6e" * 6,
+        "spent_us": 250_000,
+        "wait_ms": 0,
+        "age_s": 3.5,
+    }
+    assert (second["request"], second["fingerprint"], second["instance"]) == ("", "", "")
 
 
 def test_quotas_are_told_by_a_short_digest() -> None:
