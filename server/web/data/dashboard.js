@@ -297,11 +297,11 @@
   function showSlow() {
     const status = told.status, rows = status ? status.slow : [];
     byId("slow-note").textContent = status
-      ? `The last that took over ${took(status.latency.slow_us)}; a wait that a request asked for counts for none. Its number is the engine's, message and engine are as the log has them.`
+      ? `The last that took over ${took(status.latency.slow_us)}, waits that were asked for left out. Request is the engine's number of it; message and engine are as the log has them.`
       : "";
     if (!rows.length) return byId("slow").replaceChildren(empty("None since the server started."));
-    const columns = [{ title: "Operation" }, { title: "Took", kind: "num" }, { title: "Ended", kind: "num" }, { title: "Request", kind: "num" },
-      { title: "Message", kind: "num" }, { title: "Client" }, { title: "Engine", kind: "mono" }, { title: "Namespace", kind: "mono" }];
+    const columns = [{ title: "Operation", kind: "whole" }, { title: "Took", kind: "num" }, { title: "Ended", kind: "num" }, { title: "Request", kind: "num" },
+      { title: "Message", kind: "num" }, { title: "Client" }, { title: "Engine", kind: "mono whole" }, { title: "Namespace", kind: "mono whole" }];
     byId("slow").replaceChildren(table(counted(rows.length, "request", "requests") + ", the newest first", columns, rows.map((row) => [
       breakable(row.op), row.wait_ms ? `${took(row.spent_us)}, up to ${took(row.wait_ms * 1000)} asked for` : took(row.spent_us),
       `${duration(row.age_s)} ago`, row.request || "–", String(row.seq), row.client || "not known any more", row.instance.slice(0, 12) || "–", row.fingerprint || "–"])));

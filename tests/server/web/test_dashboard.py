@@ -7,19 +7,22 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from protocol.prefixes import MAX_PREFIXES
+from protocol.status import MAX_SLOW
 from tests.server.web.browser import CONTRAST, OVERFLOW, Browser, browsing, chromium
 from tests.server.web.pageserver import Pages, serving
 from tests.server.web.traffic import Script, scripted
-from tests.wire.client import make_namespace
+from tests.wire.client import Engine, make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
 QUOTA = ("--quota", f"salt/{'5a' * 16}=1M:2M")
+GUEST = "<i>guest</i> whose name is rather long, and says little of what it does here"
 LOOKS = [(360, 740, False), (360, 740, True), (1280, 900, False), (1280, 900, True)]
 
 
@@ -79,6 +82,26 @@ def browser(folders: tuple[Path, Path], script: Script) -> Iterator[Browser]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def slow(server: ServerProcess, script: Script) -> int:
+    """The message's number of a store that took long, of a client whose name is markup."""
+    with Engine(server.url, server.side_path, script.engine.namespace) as guest:
+        guest.wire.session.client = GUEST
+        guest.wire.hello(guest.welcome.token)
+        guest.register()
+        children = server.children()
+        for pid in children:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            seq = guest.submit_store([os.urandom(16)], [0])
+            time.sleep(0.3)
+        finally:
+            for pid in children:
+                os.kill(pid, signal.SIGCONT)
+        assert guest.stored(seq).copied == 1
+    return seq
+
+
 def renewed(browser: Browser, script: str) -> object:
     """What a script returns; has the page ask at once, as it does when it comes into view."""
     browser.run("document.dispatchEvent(new Event('visibilitychange'))")
@@ -86,7 +109,7 @@ def renewed(browser: Browser, script: str) -> object:
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, pages: Pages) -> Browser:
+def page(browser: Browser, pages: Pages, slow: int) -> Browser:
     """The page with two points of the history, so that there are lines to draw."""
     browser.look(1280, 900, is_dark=False)
     browser.driver.get(pages.url)
@@ -135,6 +158,52 @@ def test_it_shows_what_is_there(page: Browser, server: ServerProcess) -> None:
     assert "loop" in text("checks")
     assert "%" in text("tiles")
     assert str(server.pid) in text("server")
+
+
+def test_slow_requests_are_told_one_by_one_as_text(page: Browser, slow: int) -> None:
+    rows = (
+        "return [...document.querySelectorAll('#slow tbody tr')].map((row) =>"
+        " [...row.cells].map((cell) => cell.innerText))"
+    )
+    (row,) = [row for row in page.run(rows) if row[5] == GUEST and row[0] == "STORE"]
+    assert row[1].endswith(" ms"), row
+    assert row[2].endswith(" ago"), row
+    assert row[3:5] == ["1", str(slow)]
+    assert all(len(name) == 12 and set(name) <= set("0123456789abcdef") for name in row[6:])
+    assert row[7] in page.run("return document.getElementById('namespaces').innerText")
+    assert len(page.run(rows)) <= MAX_SLOW
+    assert page.run("return document.querySelectorAll('main i').length") == 0
+
+
+#: The page's answers then have as many slow requests as there can be, each as long as it can be.
+LONGEST = """
+const real = window.real = window.fetch, long = (length) => "W".repeat(length);
+window.fetch = async (...asked) => {
+  const told = await (await real(...asked)).json();
+  const row = { op: "QUERY_PREFETCH_STATUS", seq: 4294967295, request: "9223372036854775807",
+    client: long(128), instance: "a".repeat(32), fingerprint: "b".repeat(12),
+    spent_us: 60200000, wait_ms: 60000, age_s: 90000 };
+  told.status.slow = Array(16).fill(row);
+  return { ok: true, json: async () => told };
+};
+"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_longest_slow_requests_fit(page: Browser, build_dir: Path, width: int) -> None:
+    page.look(width, 800, is_dark=width == 360)
+    page.run(LONGEST)
+    try:
+        shown = "return document.getElementById('slow').innerText"
+        waited = "60.2 s, up to 60.0 s asked for"
+        assert wait_until(
+            lambda: str(renewed(page, shown)).count(waited) == MAX_SLOW, 10, every_s=0.1
+        )
+        page.picture(build_dir / f"dashboard-slow-{width}.png")
+        assert page.run(OVERFLOW) == []
+        assert page.run(CONTRAST) == []
+    finally:
+        page.run("window.fetch = window.real")
 
 
 def test_it_is_accessible_as_far_as_a_program_can_tell(page: Browser) -> None:
