@@ -149,6 +149,9 @@ def _of_salt(asker: Asker, digest: bytes) -> dict[str, Any]:
     look = asker.expect(
         DeleteSalt(tenant=digest, look=True), DeleteSaltReply, reaching.FORGET_LIMIT_S
     )
+    unknown.update(
+        look.tiers_unknown
+    )  # one that could be asked before, and not now, proves nothing
     return {
         "tenant": tenant_name(TenantKind.SALT, digest),
         "deleted": deleted,

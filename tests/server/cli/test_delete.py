@@ -174,7 +174,8 @@ class Stuck:
     def expect(self, body: DeleteSalt, kind: type[DeleteSaltReply], limit_s: float) -> object:
         self.asked.append(body)
         values = {"disk": 448 if body.look or len(self.asked) == 1 else 0}
-        return kind(chunks=0, tier_values=values, tiers_unknown=("disk",), more=True)
+        unknown = ("disk",) if body.look else ()
+        return kind(chunks=0, tier_values=values, tiers_unknown=unknown, more=True)
 
 
 def test_what_does_not_get_on_is_not_asked_for_ever() -> None:
@@ -182,3 +183,6 @@ def test_what_does_not_get_on_is_not_asked_for_ever() -> None:
     document = _of_salt(server, b"s" * 16)  # type: ignore[arg-type]
     assert [one.look for one in server.asked] == [False, False, True]
     assert (document["tier_values"], document["found_after"]) == ({"disk": 448}, 448)
+    assert document["tiers_unknown"] == ["disk"], (
+        "what cannot be asked again is not known to be gone"
+    )
