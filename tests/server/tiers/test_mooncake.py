@@ -21,7 +21,7 @@ from tests.stores.parts import FINGERPRINT, OTHER_FINGERPRINT, key
 from tests.stores.valkey import required
 from tests.wire.ports import free_port
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, *_ = Status
 NODE_MIB = 64
 
 

@@ -22,7 +22,7 @@ from tests.stores.mooncake import CLIENT_TTL_S, Cluster, Slots, cluster, until
 from tests.stores.parts import FINGERPRINT, key
 from tests.stores.valkey import required
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, *_ = Status
 CALL_LIMIT_S = 6.0
 """Of a call of one thread; the library's own limits are 2 s a transfer, and 3 + 1 s a request."""
 

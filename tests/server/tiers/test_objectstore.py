@@ -21,7 +21,7 @@ from tests.stores.parts import fetched, filled, names
 from tests.stores.valkey import until
 from tests.wire.ports import free_port
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, *_ = Status
 NUMBERS = tuple(range(12))
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled
 from tests.wire.ports import free_port
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, *_ = Status
 FULL = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
 LRU = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru")
 LFU = ("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lfu", "--maxmemory-samples", "64")

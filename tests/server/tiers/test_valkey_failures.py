@@ -18,7 +18,7 @@ from server.tierspec import parse
 from tests.stores import parts, valkey
 from tests.stores.parts import fetched, filled, names
 
-OK, ABSENT, CORRUPT, NO_ROOM, ERROR, _ = Status
+OK, ABSENT, CORRUPT, NO_ROOM, ERROR, *_ = Status
 NODE_TIMEOUT = ("--cluster-node-timeout", "2000")
 PARTIAL = (*NODE_TIMEOUT, "--cluster-require-full-coverage", "no")
 CALL_LIMIT_S = 6.5
