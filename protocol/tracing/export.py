@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from protocol.logline import public
 from protocol.traceparent import SpanRef
+from protocol.tracing import target
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -200,7 +201,7 @@ class Exporter:
         begun_s = time.monotonic()
         try:
             is_sent = self._pipeline.send(batch)
-            why = "" if is_sent else self._pipeline.why or "the collector did not take them"
+            why = "" if is_sent else self._pipeline.why or "they were not taken"
         except Exception as error:  # noqa: BLE001 - whatever a library does ends nothing here
             why = repr(error)
         if not why:
@@ -208,7 +209,10 @@ class Exporter:
             return True
         self.num_failed += len(batch)
         spent_s = time.monotonic() - begun_s
-        self._complain(f"{len(batch)} spans are lost after {spent_s:.1f} s: {public(why)}")
+        what = "span is" if len(batch) == 1 else "spans are"
+        where = self._pipeline.address or "the collector"
+        text = f"{len(batch)} {what} lost after {spent_s:.1f} s: {where}: {public(why)}"
+        self._complain(text)
         return False
 
 
@@ -216,7 +220,7 @@ class _Pipeline:
     """OpenTelemetry's part. All but the construction belongs to the exporter's thread.
 
     Attributes:
-        why: what the exporter logged last; empty for nothing.
+        address: of the collector, as it may be told; empty for OpenTelemetry's default.
     """
 
     def __init__(self, service: str, version: str) -> None:
@@ -227,11 +231,14 @@ class _Pipeline:
 
         if os.environ.get(_DISABLED, "").strip().lower() == "true":
             raise ValueError(f"{_DISABLED} is set")  # it would make spans that are none
-        self._exporter = trace_exporter.OTLPSpanExporter()
+        self.address = target.address(os.environ)
+        self._watched = target.Watched()
+        session = self._watched.session(os.environ)
+        self._exporter = trace_exporter.OTLPSpanExporter(session=session)
         self._logger = logging.getLogger(trace_exporter.__name__)
         self._ids = _given_ids()
         self._ended: list[ReadableSpan] = []
-        self.why = ""
+        self._logged = ""
         own = Resource({"service.name": service, "service.version": version})
         provider = TracerProvider(
             sampler=ALWAYS_ON,  # what comes here was chosen already
@@ -241,6 +248,11 @@ class _Pipeline:
         )
         provider.add_span_processor(_collector(self._ended))
         self._tracer: Any = provider.get_tracer("kvkeep", version)
+
+    @property
+    def why(self) -> str:
+        """Why spans were not taken: the last answer, or what the exporter logged last."""
+        return self._watched.why or self._logged
 
     def silence(self, thread: int) -> Callable[[], None]:
         """What the exporter logs of our sending is told by ``complain``, at a bounded rate.
@@ -256,7 +268,7 @@ class _Pipeline:
             if record.thread != thread:
                 return True
             # Before it is cut: half of an address with a password is none that is recognized.
-            self.why = public(" ".join(record.getMessage().split()))[:_MAX_WHY_CHARS]
+            self._logged = public(" ".join(record.getMessage().split()))[:_MAX_WHY_CHARS]
             return False
 
         self._logger.addFilter(is_others)
@@ -267,7 +279,7 @@ class _Pipeline:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         self._ended.clear()
-        self.why = ""
+        self._logged = self._watched.why = ""
         for number, span in enumerate(batch, 1):
             self._make(span)
             if number % _MADE_AT_ONCE == 0:

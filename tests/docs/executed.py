@@ -137,7 +137,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
             codes=ENDED, ready="^kvkeep pages: "
         ),
         "kvkeep launch --log-format json --log-level INFO": LAUNCH,
-        "pip install 'kvkeep[tracing]'": PIP,
+        "pip install 'dist/kvkeep-0.1.0-py3-none-any.whl[tracing]'": PIP,
         "export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318": RUN,
         "kvkeep launch --traces 0.01": LAUNCH,
         "ssh -L 9177:127.0.0.1:9177 node": Not("no other machine", "ssh"),

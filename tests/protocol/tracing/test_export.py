@@ -77,11 +77,13 @@ def test_a_collector_that_is_not_there_is_told_and_nothing_is_logged(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     told: list[str] = []
-    made = exporter(monkeypatch, f"http://127.0.0.1:{free_port()}", told)
+    port = free_port()
+    made = exporter(monkeypatch, f"http://me:secret@127.0.0.1:{port}/?key=secret", told)
     made.put(span())
     assert wait_until(lambda: made.num_failed == 1, limit_s=10)
     assert made.close(10)
-    assert told[0].startswith("1 spans are lost after ")
+    assert told[0].startswith("1 span is lost after ")
+    assert told[0].endswith(f" s: http://127.0.0.1:{port}: connection refused")
     assert caplog.records == []
 
 
@@ -137,18 +139,28 @@ def test_one_that_refuses_is_told(
         assert made.close(10)
     assert made.num_failed == 1
     assert len(told) == 1
+    assert told[0].endswith(f" s: {end.url}: HTTP 400 Bad Request")
     assert [one for one in caplog.records if one.threadName == "kvkeep-traces"] == []
 
 
 @pytest.mark.parametrize("url", ["htp://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:99999"])
-def test_no_password_in_an_endpoint_is_told(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_what_is_no_address_is_refused_and_no_password_told(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    with pytest.raises(TracingError, match="no traces: OTEL_EXPORTER_OTLP_ENDPOINT is h") as told:
+        exporter(monkeypatch, url, [])
+    assert "127.0.0.1" in str(told.value)
+    assert "secret" not in str(told.value)
+
+
+def test_one_that_does_not_answer_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     told: list[str] = []
-    made = exporter(monkeypatch, url, told)
-    made.put(span())
-    assert made.close(10)
-    assert len(told) == 1
-    assert "127.0.0.1" in told[0]
-    assert "secret" not in told[0]
+    with collector.Collector(wait_s=0.5) as end:
+        made = exporter(monkeypatch, end.url, told)
+        made.put(span())
+        assert made.close(10)
+        assert told[0].endswith(f" s: {end.url}: timed out")
 
 
 def test_without_the_package_one_line_says_what_to_install(
