@@ -34,8 +34,14 @@ _CHILDREN = {
     "server.copier.host": ("the copier of host memory", _REPLACED),
     "server.copier.gpu": ("a GPU's copier", _REPLACED),
     "server.porter.main": ("a tier's porter", _REPLACED),
-    "server.web": ("the process that serves pages", "no page is answered until then"),
-    "server.tracing": ("the process that sends spans", "none is sent until then"),
+    "server.web": (
+        "the process that serves pages",
+        "no page is answered until then; it is replaced when silent for 10 s",
+    ),
+    "server.tracing": (
+        "the process that sends spans",
+        "none is sent until then; it is replaced when silent for 10 s",
+    ),
 }
 """What each is, and what follows where it is stopped."""
 

@@ -2,9 +2,10 @@
 
 Purpose: whatever happens to such a process, the server serves on. It has nothing of the arena, so
 its end needs no care but another start. It dies with the server; what it writes goes into this log
-at a bounded rate, and what keeps it from its work is said once, until that changes. Must not know:
-what the process is for. Runs in: its own thread, which must live as long as the process, since the
-kernel ends that with the thread that started it; the rest in the main thread.
+at a bounded rate, and what keeps it from its work is said once, until that changes. One that is
+silent for ten seconds hangs: it is killed, and another is started. Must not know: what the process
+is for. Runs in: its own thread, which must live as long as the process, since the kernel ends that
+with the thread that started it; the rest in the main thread.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from protocol.logline import About
+from server.heartbeat import BEAT
 from server.shell.complaints import Complaints
+from server.shell.silence import Patience, Silence, lines
 
 EXIT_REFUSED = 3
 """It cannot do its work here, and says why in its last line."""
@@ -34,7 +37,6 @@ END_TIMEOUT_S = 1.5
 
 FIRST_BACKOFF_S = 0.2
 _LONG_LIFE_S = 10.0
-_MAX_LINE_BYTES = 1000
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -73,8 +75,11 @@ class SideChild:
     what = "a process"
     """What it is, for the line that says that it ended."""
 
-    lost, said, refused = "lost", "said", "refused"
-    """Kinds of complaints: it ended, it logged something, it cannot do its work."""
+    lost, said, refused, stuck = "lost", "said", "refused", "stuck"
+    """Kinds of complaints: it ended, it logged something, it cannot do its work, it hung."""
+
+    patience = Patience()
+    """How long it may be silent."""
 
     counted = ("pid", "restarts")
     """Names of its figures."""
@@ -185,7 +190,7 @@ class SideChild:
         if self._stopping.is_set():
             child.terminate()
         try:
-            last = self._listen_to(child)
+            last, is_stuck = self._listen_to(child)
             code = child.wait()
         finally:
             with self._lock:
@@ -193,27 +198,41 @@ class SideChild:
             self.ended()
             if child.stdout is not None:
                 child.stdout.close()
-        if not self._stopping.is_set():
+        if not self._stopping.is_set() and not is_stuck:
             self._tell_end(child.pid, code, last)
 
-    def _listen_to(self, child: subprocess.Popen[bytes]) -> str:
+    def _listen_to(self, child: subprocess.Popen[bytes]) -> tuple[str, bool]:
         """Reads what it says until it ends; what it logs goes into this log, at a bounded rate.
 
         Returns:
-            Its last line, if that may be why it ended; what it said long before is not.
+            Its last line, if that may be why it ended; what it said long before is not. And
+            whether it was killed because it said nothing for too long.
         """
         assert child.stdout is not None
-        last, said_s = "", 0.0
-        while data := child.stdout.readline(_MAX_LINE_BYTES):
+        last, said_s, is_stuck = "", 0.0, False
+        silence = Silence(child.pid, self.patience)
+        for data in lines(child.stdout.fileno(), self.patience.turn_s):
+            if data is None:
+                if not is_stuck and not self._stopping.is_set() and silence.is_stuck():
+                    is_stuck = True
+                    self._kill(child.pid, silence)
+                continue
+            silence.heard()
             line = data.decode("utf-8", "replace").strip()
-            if self.take(line):
+            if line == BEAT or self.take(line):
                 continue
             last, said_s = line, time.monotonic()
             if not line.startswith(LAST_WORD):
                 about = About(process=self._name)
                 self._complaints.note(self.said, line, about=about)
         is_why = last.startswith(LAST_WORD) or time.monotonic() - said_s <= LAST_LINE_S
-        return last if is_why else ""
+        return (last if is_why else ""), is_stuck
+
+    def _kill(self, pid: int, silence: Silence) -> None:
+        silent_s = silence.turns * self.patience.turn_s
+        text = f"{self.what} (pid {pid}) said nothing for {silent_s:.0f} s: killed; another follows"
+        self._complaints.note(self.stuck, text)
+        self._signal(subprocess.Popen.kill)
 
     def _tell_end(self, pid: int, code: int, last: str) -> None:
         if code == EXIT_REFUSED:

@@ -43,7 +43,7 @@ class TraceChild(SideChild):
     """
 
     what = "the process that sends traces"
-    lost, said, refused = "traces_lost", "traces_said", "traces_refused"
+    lost, said, refused, stuck = "traces_lost", "traces_said", "traces_refused", "traces_stuck"
     counted = ("traces_pid", "traces_restarts")
 
     def __init__(

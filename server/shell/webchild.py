@@ -52,7 +52,7 @@ class WebChild(SideChild):
     """
 
     what = "the process that serves pages"
-    lost, said, refused = "web_lost", "web_said", "web_refused"
+    lost, said, refused, stuck = "web_lost", "web_said", "web_refused", "web_stuck"
     counted = ("web_pid", "web_restarts")
 
     def __init__(

@@ -1,8 +1,9 @@
 """``python -m server.tracing --fd N --parent PID``: from the loop's records to a collector's spans.
 
 Purpose: what tracing costs, and what a collector does to who sends to it, is this process's trouble
-and not the server's. It tells its parent its figures on stdout when they change. Must not know: the
-server's inside. Runs in: its own process; receives in its main thread, sends in the exporter's.
+and not the server's. It tells its parent its figures on stdout when they change, and that it lives.
+Must not know: the server's inside. Runs in: its own process; receives in its main thread, sends in
+the exporter's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import click
@@ -24,6 +26,7 @@ import msgspec
 from protocol import __version__
 from protocol.traceparent import SpanRef, parse
 from protocol.tracing.export import Exporter, Sink, Span, TracingError, Value
+from server.heartbeat import Heartbeat
 from server.tracing.wire import MAX_BYTES, READY, Record, unpack
 
 _log = logging.getLogger("kvkeep.traces")
@@ -76,7 +79,7 @@ def main(fd: int, parent: int | None) -> None:
     signal.signal(signal.SIGTERM, _leave)
     with socket.socket(fileno=fd) as records:
         try:
-            _serve(records, exporter)
+            _serve(records, exporter, Heartbeat(sys.stdout.fileno()))
         except SystemExit:
             pass
     exporter.close(_CLOSE_S)
@@ -84,11 +87,12 @@ def main(fd: int, parent: int | None) -> None:
     os._exit(0)  # a collector that takes its time holds up nothing
 
 
-def _serve(records: socket.socket, exporter: Sink) -> None:
+def _serve(records: socket.socket, exporter: Sink, beat: Callable[[], None]) -> None:
     records.settimeout(FIGURES_S)
     told: dict[str, int] = {}
     tell_again_s = time.monotonic()
     while True:
+        beat()
         try:
             _take(records.recv(MAX_BYTES), exporter)
         except TimeoutError:

@@ -13,11 +13,13 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import click
 from waitress.server import create_server
 
+from server.heartbeat import Heartbeat
 from server.web.history import History
 from server.web.listen import Listen, parse
 from server.web.pages import Pages
@@ -35,6 +37,31 @@ QUIET_S = 30
 EXIT_CANNOT_LISTEN = 3
 
 _PR_SET_PDEATHSIG = 1
+
+_BESIDE_FDS = -1
+"""No descriptor has this number."""
+
+
+class _Turns:
+    """What waitress's loop asks with each turn, at least once a second; it has nothing to do.
+
+    Args:
+        turn: called with each.
+    """
+
+    accepting = False
+
+    def __init__(self, turn: Callable[[], None]) -> None:
+        self._turn = turn
+
+    def readable(self) -> bool:
+        """Nothing to read."""
+        self._turn()
+        return False
+
+    def writable(self) -> bool:
+        """Nothing to write."""
+        return False
 
 
 def _listen(context: click.Context, option: click.Parameter, text: str) -> Listen:
@@ -72,11 +99,13 @@ def main(side: str, listen: Listen, parent: int | None) -> None:
         why = os.strerror(number) if number > 0 else error.strerror
         click.echo(f"kvkeep: no pages at {listen.netloc()}: {why}", err=True)
         raise SystemExit(EXIT_CANNOT_LISTEN) from None
+    turns = {} if parent is None else {_BESIDE_FDS: _Turns(Heartbeat(sys.stdout.fileno()))}
     server = create_server(
         Pages(listen, watch.view, history),
+        map=turns,
         sockets=[door],
         threads=THREADS,
-        connection_limit=MAX_CONNECTIONS,
+        connection_limit=MAX_CONNECTIONS + len(turns),
         channel_timeout=QUIET_S,
         max_request_header_size=MAX_HEADER_BYTES,
         max_request_body_size=MAX_BODY_BYTES,

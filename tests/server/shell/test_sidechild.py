@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 
 import pytest
 
+from server.heartbeat import BEAT
 from server.shell.complaints import Complaints
 from server.shell.sidechild import SideChild, child_environment
+from server.shell.silence import Patience
 from tests.wire.process import ROOT, wait_until
 
 
 class Child(SideChild):
     what = "the process under test"
-    lost, said, refused = "x_lost", "x_said", "x_refused"
+    lost, said, refused, stuck = "x_lost", "x_said", "x_refused", "x_stuck"
     counted = ("x_pid", "x_restarts")
     taken: list[str]
 
@@ -69,3 +73,38 @@ def test_one_that_was_never_started_ends_at_once() -> None:
 def test_the_environment_leads_to_this_installation() -> None:
     found = child_environment({"A": "1", "SECRET_B": "2", "PYTHONPATH": "/a"}, ("SECRET_",))
     assert found == {"A": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}/a"}
+
+
+BEATS = f"""
+import time
+while True:
+    print({BEAT!r}, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_one_that_is_stopped_is_killed_and_another_is_started() -> None:
+    complaints = Complaints(interval_s=0)
+    one = child(BEATS, complaints)
+    one.patience = Patience(turn_s=0.1, silent=4)
+    one.start()
+    assert wait_until(lambda: one.figures()["x_pid"] != 0)
+    first = one.figures()["x_pid"]
+    time.sleep(0.6)  # longer than it may be silent
+    assert one.starts == 1, "one that speaks is left alone"
+    os.kill(first, signal.SIGSTOP)
+    assert wait_until(lambda: one.figures()["x_pid"] not in (0, first))
+    assert complaints.counts() == {"x_stuck": 1}, "its end is not told once more"
+    assert one.figures()["x_restarts"] == 1
+    assert one.stop(10)
+    assert one.taken == [], "that it lives is no line for anybody"
+
+
+def test_one_that_hangs_as_the_server_ends_is_killed_and_not_complained_of() -> None:
+    complaints = Complaints(interval_s=0)
+    one = child(BEATS, complaints)
+    one.start()
+    assert wait_until(lambda: one.figures()["x_pid"] != 0)
+    os.kill(one.figures()["x_pid"], signal.SIGSTOP)
+    assert one.stop(10)
+    assert complaints.counts() == {}

@@ -14,6 +14,7 @@ import pytest
 
 from protocol.traceparent import SpanRef
 from protocol.tracing.export import Span
+from server.heartbeat import BEAT
 from server.tracing import main
 from server.tracing.wire import READY, Record, pack
 from tests.wire.process import ROOT, wait_until
@@ -72,12 +73,14 @@ def test_figures_are_told_while_records_come_without_a_pause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(main, "FIGURES_S", 0.02)
+    beats: list[int] = []
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         for _ in range(40):
             ours.send(pack(RECORD))
         with pytest.raises(SystemExit):
-            main._serve(theirs, Counting(40))
+            main._serve(theirs, Counting(40), lambda: beats.append(1))
+    assert len(beats) == 40, "one with each turn of the loop"
     lines = capsys.readouterr().out.splitlines()
     assert 2 <= len(lines) <= 6
     assert all(line.startswith(READY) for line in lines)
@@ -109,7 +112,7 @@ def run(
 
 def test_it_counts_says_what_it_cannot_read_and_ends_when_told(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    awaited = ("a record was not understood", READY)
+    awaited = ("a record was not understood", READY, BEAT)
     code, said = run(tmp_path, [b"nonsense", pack(RECORD)], {}, awaited)
     assert code == 0
     assert all(one in said for one in awaited)

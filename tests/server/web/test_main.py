@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from server.heartbeat import BEAT
 from server.web.main import EXIT_CANNOT_LISTEN, THREADS
 from tests.server.web.pageserver import Pages, serving
 from tests.wire.process import ROOT, ServerProcess, wait_until
@@ -158,6 +159,7 @@ def test_it_ends_with_the_process_that_started_it(
         "child = subprocess.Popen([sys.executable, '-m', 'server.web', '--side', sys.argv[1],\n"
         "    '--listen', '127.0.0.1:0', '--parent', str(os.getpid())], stdout=subprocess.PIPE)\n"
         "print(child.pid, child.stdout.readline().decode().strip(), flush=True)\n"
+        "print(child.stdout.readline().decode().strip(), flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -170,6 +172,7 @@ def test_it_ends_with_the_process_that_started_it(
         pid, _, line = parent.stdout.readline().decode().partition(" ")
         pages = Pages(line.removeprefix("kvkeep pages: ").strip())
         assert is_well(pages)
+        assert parent.stdout.readline().decode().strip() == BEAT, "it says that its loop turns"
         parent.kill()
 
     def is_gone() -> bool:
