@@ -116,10 +116,10 @@ def test_a_copier_killed_amid_a_copy_is_replaced_and_the_other_device_notices_no
         check_saved(one, two, 5, list(range(8, 40)))
         assert copier_pid(one, 1) == other
         assert figures(one)["copies_in_flight"] == 0
-    # The one line says which; nothing else happened.
+    # Lines say which, and whose store it cut; nothing else happened.
     kinds = re.findall(r"WARNING kvkeep.server: (\w+)", server.log())
     assert "copier_lost" in kinds
-    assert set(kinds) <= {"copier_lost", "copier"}, server.log()
+    assert set(kinds) <= {"copier_lost", "copier", "store_cut"}, server.log()
 
 
 def can_store(one: Engine) -> bool:
