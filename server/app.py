@@ -224,6 +224,7 @@ class Server:
             ) from error
         for line in (*([trouble] if trouble else []), *refused):
             self._complaints.note("quota_lost", line)
+        self._kept_quotas = len(kept) - len(refused)
         return core
 
     def _heir(self) -> Core:
@@ -345,6 +346,8 @@ class Server:
         line = startlines.ready(self._config, place, self._adopted, self._started_in_s)
         self._journal.write(STDOUT, line)
         self._notifier.ready(startlines.serving(self._config, place, self._adopted))
+        if self._kept_quotas:
+            _log.info("quotas_adopted: %d that were set before", self._kept_quotas)
         summary = adoption.summary(self._found, self._adoption)
         if summary:
             has_lost = adoption.has_lost(self._found, self._adoption)
@@ -385,7 +388,7 @@ class Server:
             _log.warning("a thread did not end within %.0f s", _END_LIMIT_S)
         if ended:
             self._end_parties()
-        self._arena.close(keep=self._config.arena_at_exit == "keep")
+        self._arena.close(self._config.arena_at_exit == "keep", self._loop.holds())
         self._lock.release()
 
     def _end_parties(self) -> None:

@@ -15,7 +15,7 @@ import re
 import signal
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -263,6 +263,33 @@ def _use(fd: int) -> Use:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return use
     return Use.WRITTEN
+
+
+def is_unused(paths: Iterable[str]) -> bool:
+    """Whether no process has any of these files open or mapped, this one included.
+
+    Args:
+        paths: of extents of this user; one that is gone counts as unused.
+
+    Returns:
+        False also where that cannot be told.
+    """
+    try:
+        with _leases_broken_in_silence():
+            return all(_is_unused(path) for path in paths)
+    except OSError:
+        return False
+
+
+def _is_unused(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        return _use(fd) is Use.NONE
+    finally:
+        os.close(fd)
 
 
 @contextmanager

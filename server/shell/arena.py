@@ -8,19 +8,22 @@ which of them are taken over. Runs in: the main thread, at start and end.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import stat
 
 from protocol.errors import ConfigError, ErrorCode
 from protocol.ids import ID_BYTES, ArenaId
-from server.shell import namespacefiles, owedfiles, parties, quotafile
+from server.shell import adoption, namespacefiles, owedfiles, parties, quotafile
 from server.shell.extents import EXTENT_SUFFIX
 from server.shell.folders import make_private_directory, why_not_made
 from server.shell.foothold import Foothold
 from server.shell.lock import FileLock, owner_line
 from server.shell.memory import is_memory
 from server.shell.namespacefiles import read_whole, write_whole
+
+_log = logging.getLogger("kvkeep.server")
 
 _LOCK = "lock"
 _IDENTITY = "arena"
@@ -119,14 +122,18 @@ class Arena:
         """Whether the directory's files are memory of this machine."""
         return is_memory(self.directory)
 
-    def close(self, keep: bool) -> None:
+    def close(self, keep: bool, holds: bool = True) -> None:
         """Lets go of the directory.
 
+        A directory that another server made its own meanwhile stays as it is; and what lower tiers
+        are still to forget stays in any case, for they outlive the arena.
+
         Args:
-            keep: leave what a next server can take over. Without extents, or an identity by
-                which it would know them, there is nothing of that kind, and everything goes. A
-                directory that another server made its own meanwhile stays as it is; and what lower
-                tiers are still to forget stays in any case, for they outlive the arena.
+            keep: leave what a next server can take over: the extents, unless there are none, or no
+                identity by which it would know them; and the quotas in any case.
+            holds: whether a chunk is in the extents. Those that hold none go, too, unless a process
+                has one mapped: its memory is taken then with and without a name, and by the name
+                the next server knows that it is part of its arena.
         """
         self.foothold.leave()
         try:
@@ -136,17 +143,33 @@ class Arena:
             return
         names = os.listdir(self.directory)
         extents = [name for name in names if _EXTENT_NAME.fullmatch(name)]
-        if keep and extents and _IDENTITY in names:
+        paths = [f"{self.directory}/{name}" for name in extents]
+        is_wanted = keep and extents and _IDENTITY in names
+        if is_wanted and (holds or not adoption.is_unused(paths)):
             self._lock.release()
             return
-        for name in (*extents, _IDENTITY, _BOOT, quotafile.NAME):
-            _unlink(f"{self.directory}/{name}")
+        for path in (*paths, f"{self.directory}/{_IDENTITY}", f"{self.directory}/{_BOOT}"):
+            _unlink(path)
+        if quotafile.NAME in names:
+            self._leave_quotas(keep)
         for name in (namespacefiles.FOLDER, parties.FOLDER):
             _remove_folder(f"{self.directory}/{name}")
         _rmdir_if_empty(f"{self.directory}/{owedfiles.FOLDER}")
         self._lock.release()
         if self._made:
             _rmdir_if_empty(self.directory)  # or somebody put a file there: theirs to remove
+
+    def _leave_quotas(self, keep: bool) -> None:
+        path = f"{self.directory}/{quotafile.NAME}"
+        if keep:
+            _log.info("quotas_kept: the arena held nothing; its quotas stay in %s", path)
+            return
+        _unlink(path)
+        _log.warning(
+            "quotas_removed: the quotas that were set while servers ran went with the arena %s, as "
+            "--arena-at-exit remove says; those of --quota stay",
+            self.directory,
+        )
 
 
 def _made(directory: str) -> bool:

@@ -233,6 +233,14 @@ class Loop:
             self._act()
             self.bursts.end()
 
+    def holds(self) -> bool:
+        """Whether a chunk is in the arena, or a part of one; after ``run``. Raises nothing."""
+        try:
+            return self._core.stats()["arena_held_bytes"] > 0
+        except Exception as error:  # noqa: BLE001 - the end goes on, and what there is stays
+            self._complaints.note("loop_fault", repr(error), error)
+            return True
+
     def _keep_time(self, now_ns: int) -> None:
         timer_ns = self._core.next_timer_ns()
         if timer_ns is not None and timer_ns <= now_ns:

@@ -74,6 +74,36 @@ def test_quotas_are_kept_with_the_arena_and_chunks_are_still_counted(
     assert after[OTHER].held_bytes == before[SALT].held_bytes
 
 
+def test_quotas_outlive_an_arena_that_holds_nothing(
+    short_dir: Path, shm_dir: Path, tmp_path: Path
+) -> None:
+    arena, tier = shm_dir / "a", ("--l2", f"disk:{tmp_path}/l2?size=16M")
+    floor = QuotaChange(kind=TenantKind.SALT, tenant=SALT, floor_bytes=8 << 20)
+    below = QuotaChange(kind=TenantKind.SALT, tenant=SALT, floor_bytes=1 << 20, tier="disk")
+    with launch(short_dir, arena, *tier) as server:
+        with connect(server) as engine:
+            rows(engine, floor)
+            rows(engine, below)
+            assert save_as(engine, SALT, 1) == CHUNKS
+            deleted = engine.wire.call(DeleteSalt(tenant=SALT), DeleteSaltReply)
+            assert deleted.chunks == CHUNKS
+        let_go(engine)
+        assert server.terminate() == 0
+        assert "quotas_kept" in server.log()
+    assert {path.name for path in arena.iterdir()} <= {"quotas", "owed"}
+    more = ("--arena-at-exit", "remove")
+    with launch(short_dir, arena, *tier, *more) as server:
+        with connect(server) as engine:
+            reply = engine.wire.call(Quotas(), QuotasReply)
+            kept = {row.tier: row.floor_bytes for row in reply.quotas}
+        let_go(engine)
+        assert kept == {"": 8 << 20, "disk": 1 << 20}
+        assert "quotas_adopted: 2 " in server.log()
+        assert server.terminate() == 0
+        assert "quotas_removed" in server.log()
+    assert not (arena / "quotas").exists()
+
+
 def test_a_flood_of_ten_arenas_leaves_a_salt_its_floor(short_dir: Path, shm_dir: Path) -> None:
     settings = f"salt/{SALT.hex()}=1M"
     sizes = ("--l1-size", "4M", "--extent-size", "512K", "--quota", settings)

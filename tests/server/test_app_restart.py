@@ -23,7 +23,7 @@ from server import asking
 from server.shell.memory import is_memory
 from tests.server import heirs
 from tests.server.heirs import CHUNKS, Kept, connect, launch, let_go, stats, try_save
-from tests.wire.client import Engine, make_namespace
+from tests.wire.client import Engine, make_keys, make_namespace
 from tests.wire.process import ROOT, ServerProcess, is_alive, wait_until
 
 PROMPTS = range(1, 11)
@@ -111,6 +111,40 @@ def test_remove_leaves_nothing_and_keep_without_content_neither(
     with launch(short_dir, shm_dir / "a", "--arena-at-exit", "remove") as server:
         assert "adopted" in server.line
         assert server.terminate() == 0
+    assert list(shm_dir.iterdir()) == []
+
+
+def test_extents_without_a_chunk_go_unless_an_engine_has_one_mapped(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    with launch(short_dir, shm_dir / "a") as server, connect(server) as engine:
+        assert (shm_dir / "a" / "00000001.extent").exists()
+        engine.pump_while_waiting()
+        assert engine.extents
+        assert server.terminate() == 0
+        assert (shm_dir / "a" / "00000001.extent").exists()
+    let_go(engine)
+    with launch(short_dir, shm_dir / "a") as server:
+        with connect(server) as engine:
+            assert engine.save(make_keys(1, CHUNKS), list(range(CHUNKS))) == CHUNKS
+            assert engine.wire.call(Clear(), ChunkCountReply).chunks == CHUNKS
+        let_go(engine)
+        assert server.terminate() == 0
+    assert list(shm_dir.iterdir()) == []
+
+
+def test_extents_without_a_chunk_go_though_the_copier_had_to_be_killed(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    with launch(short_dir, shm_dir / "a") as server:
+        with connect(server) as engine:
+            (copier,) = server.children()
+            assert engine.save(make_keys(1, CHUNKS), list(range(CHUNKS))) == CHUNKS
+            assert engine.wire.call(Clear(), ChunkCountReply).chunks == CHUNKS
+            os.kill(copier, signal.SIGSTOP)
+        let_go(engine)
+        assert server.terminate() == 0
+        assert not is_alive(copier)
     assert list(shm_dir.iterdir()) == []
 
 

@@ -102,6 +102,36 @@ def test_an_arena_without_extents_is_not_kept(shm_dir: Path) -> None:
     assert list(shm_dir.iterdir()) == []
 
 
+def test_extents_that_hold_nothing_go_unless_somebody_has_one_mapped(shm_dir: Path) -> None:
+    path = shm_dir / "a"
+    first = Arena(str(path))
+    mapped = extents.create(str(path), make_geometry(), first.id)
+    first.close(keep=True, holds=False)
+    assert (path / "00000001.extent").exists()
+    mapped.close()
+    second = Arena(str(path))
+    assert second.id == first.id
+    second.close(keep=True, holds=True)
+    assert (path / "00000001.extent").exists()
+    Arena(str(path)).close(keep=True, holds=False)
+    assert list(shm_dir.iterdir()) == []
+
+
+def test_quotas_outlive_an_arena_that_is_to_be_kept_and_no_other(
+    shm_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = shm_dir / "a"
+    first = Arena(str(path))
+    (path / "quotas").write_text("x")
+    first.close(keep=True)
+    assert [left.name for left in path.iterdir()] == ["quotas"]
+    assert "quotas_kept" in caplog.text
+    Arena(str(path)).close(keep=False)
+    assert list(shm_dir.iterdir()) == []
+    assert caplog.text.count("quotas_removed") == 1
+
+
 @pytest.mark.parametrize("text", ["", "torn", "0" * 31, "0" * 32 + "\nmore", "G" * 32])
 def test_an_identity_that_is_none_is_replaced(shm_dir: Path, text: str) -> None:
     path = shm_dir / "a"
