@@ -69,7 +69,7 @@ def _lines(path: str) -> Iterator[str]:
             if number > MAX_PROMPTS:
                 raise invalid("tokens", path, f"at most {MAX_PROMPTS} lines")
             if len(line) > MAX_LINE_BYTES:
-                valid = f"at most {format_size(MAX_LINE_BYTES)} in a line, in line {number}, too"
+                valid = f"at most {format_size(MAX_LINE_BYTES)} in a line; line {number} has more"
                 raise invalid("tokens", path, valid)
             if left < 0:
                 raise invalid("tokens", path, f"at most {format_size(MAX_FILE_BYTES)} in all")
@@ -86,5 +86,7 @@ def _tokens(path: str, number: int, line: str) -> list[int]:
     except (ValueError, RecursionError):
         tokens = None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise invalid("tokens", path, f"a JSON list of token ids, in line {number}, too")
+        raise invalid(
+            "tokens", path, f"a JSON list of token ids in each line; line {number} is none"
+        )
     return tokens

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli import prefixes, reaching
+from server.cli.tables import unforgotten
 
 if TYPE_CHECKING:
     from protocol.status import NamespaceStatus
@@ -109,7 +110,7 @@ def told(document: dict[str, Any]) -> str:
     ]
     if document["tiers_pending"]:
         lines.append(
-            f"{document['tiers_pending']} tiers have not forgotten yet; they are told when they "
-            "can be, and not asked before"
+            f"{unforgotten(document['tiers_pending'])}; to be told when that is "
+            "possible, and not asked before"
         )
     return "\n".join(lines)

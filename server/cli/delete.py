@@ -11,6 +11,7 @@ import click
 
 from server.cli import prefixes, reaching
 from server.cli.inspect import held
+from server.cli.tables import unforgotten
 
 if TYPE_CHECKING:
     from server.asking import Asker
@@ -179,7 +180,7 @@ def told_of_salt(document: dict[str, Any]) -> str:
         else "asked again: nothing of it is found"
     )
     if document["tiers_pending"]:
-        lines.append(f"{document['tiers_pending']} tiers have not forgotten yet: ask again later")
+        lines.append(f"{unforgotten(document['tiers_pending'])}: ask again later")
     return "\n".join(lines)
 
 
@@ -242,7 +243,7 @@ def told(document: dict[str, Any]) -> str:
     ]
     if document["tiers_pending"]:
         lines.append(
-            f"{document['tiers_pending']} tiers have not forgotten yet; they are told when they "
-            "can be, and not asked before"
+            f"{unforgotten(document['tiers_pending'])}; to be told when that is "
+            "possible, and not asked before"
         )
     return "\n".join(lines)

@@ -83,8 +83,8 @@ def reasons(status: StatusReply, stats: Mapping[str, int]) -> list[str]:
             found.append(f"the copier of {copier.name} is {copier.state}: nothing is saved")
         elif copier.silent_s >= COPIER_SILENT_S:
             found.append(
-                f"the copier of {copier.name} does not answer for {copier.silent_s:.0f} s: nothing "
-                "is saved, and no engine is let in, until it does or is replaced"
+                f"the copier of {copier.name} has not answered for {copier.silent_s:.0f} s: "
+                "nothing is saved, and no engine is let in, until it does or is replaced"
             )
         if copier.stuck:
             found.append(f"{copier.stuck} copiers of {copier.name} were killed and do not end")

@@ -116,6 +116,9 @@ def connected(at: Place, command: str) -> Iterator[Asker]:
         raise  # of an option that was looked at meanwhile: no fault of the server's
     except ReplyError as error:
         fail(f"refused by {at.url}: {error}")
+    except TimeoutError as error:
+        why = asking.reason(error, at.side_path)
+        fail(f"no answer from {at.url}: {why}; kvkeep doctor says more")
     except (KvkeepError, OSError) as error:
         fail(f"no answer from {at.url}: {asking.reason(error, at.side_path)}")
 

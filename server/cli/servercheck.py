@@ -86,7 +86,11 @@ def findings(settings: ServerConfig, source: str, environ: Mapping[str, str]) ->
             "the same user, or the group of --group? See docs/security.md, and the server's log"
         )
         return [Finding(Level.ERROR, ABOUT, f"{settings.endpoint.url}: {error}", advice)]
-    found = [*told(settings, status, stats), *pages(status, stats), *stopped(status.server.pid)]
+    found = [
+        *told(settings, status, stats),
+        *pages(status, stats, settings.http),
+        *stopped(status.server.pid),
+    ]
     pages_at = f", pages at {status.server.http}" if status.server.http else ""
     text = f"{status.server.version} at {settings.endpoint.url}, pid {status.server.pid}{pages_at}"
     return found or [Finding(Level.OK, ABOUT, text)]
@@ -234,17 +238,20 @@ def _silent(url: str, side_path: str, error: TimeoutError) -> Finding:
     return Finding(Level.ERROR, ABOUT, f"{url}{who}: {error}", advice)
 
 
-def pages(status: StatusReply, stats: Mapping[str, int]) -> list[Finding]:
+def pages(status: StatusReply, stats: Mapping[str, int], http: str = "") -> list[Finding]:
     """Pages that were asked for and are not served.
 
     Args:
         status: what the server says of itself.
         stats: its counters.
+        http: where this environment has pages served, if its command line does not say.
     """
     if "web_pid" not in stats or status.server.http:
         return []
     if stats.get("complaint_web_refused", 0):
-        text = "no pages are served: their port is taken, or may not be used"
+        where = _typed_http(status.server.pid) or http
+        at = f" at {where}" if where else ""
+        text = f"no pages are served{at}: their port is taken, or may not be used"
         advice = "the log's web_refused names it; ss -ltnp says who has it"
         return [Finding(Level.WARNING, "pages", text, advice)]
     return [Finding(Level.NOTE, "pages", "not served yet, or started again just now")]
@@ -287,6 +294,17 @@ def _children(pid: int) -> Sequence[int]:
     except (OSError, ValueError):
         return []
     return found
+
+
+def _typed_http(pid: int) -> str:
+    """What a server's command line has for ``--http``; empty where it has none, or is hidden."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return ""
+    given = [word.removeprefix("--http=") for word in words if word.startswith("--http=")]
+    given += [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--http"]
+    return given[-1] if given else ""
 
 
 def _state(pid: int) -> str:

@@ -32,6 +32,15 @@ class Column:
     can_shrink: bool = False
 
 
+def unforgotten(count: int) -> str:
+    """What a deletion says of lower tiers that still have what was deleted.
+
+    Args:
+        count: of them.
+    """
+    return f"{count} tier{' has' if count == 1 else 's have'} not forgotten yet"
+
+
 def width() -> int:
     """Columns of the terminal; of a pipe or a file, enough for everything."""
     import shutil

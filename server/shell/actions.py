@@ -164,7 +164,8 @@ class Actions:
         self._tiers.check(now_ns)
         for copier, link in self._copiers.items():
             if link.check(now_ns):
-                self._complaints.note("copier_wedged", f"copier {copier} (pid {link.pid}) killed")
+                text = f"copier {self._devices.name(copier)} (pid {link.pid}) killed"
+                self._complaints.note("copier_wedged", text)
 
     def close(self) -> None:
         """Gives everything back, once no thread reports any more."""
@@ -284,14 +285,15 @@ class Actions:
 
     def _copier_lost(self, report: reports.CopierLost, now_ns: int) -> None:
         if not self._devices.is_retired(report.copier):
-            text = f"copier {report.copier} ended; another is started"
+            text = f"copier {self._devices.name(report.copier)} ended; another is started"
             self._complaints.note("copier_lost", text)
         self._copiers[report.copier].detach()
         self._forget_mappings(report.copier, now_ns)
         self._core.copier_lost(report.copier, now_ns)
 
     def _copier_stuck(self, report: reports.CopierStuck, now_ns: int) -> None:
-        text = f"copier {report.copier} (pid {report.pid}) was killed and does not end"
+        name = self._devices.name(report.copier)
+        text = f"copier {name} (pid {report.pid}) was killed and does not end"
         self._complaints.note("copier_stuck", text)
         self._copiers[report.copier].detach()
         # Memory of an extent that goes now is free only at its end; making others wait for that

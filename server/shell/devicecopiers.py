@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.core.effects import CopierId
+from server.core.effects import HOST_COPIER, CopierId
 from server.shell.copiers import CopierLink
 from server.shell.parties import Parties
 from server.shell.reports import Reporter
@@ -85,6 +85,17 @@ class DeviceCopiers:
             device_name(device_uuid), supervisor, reporter=self._free.pop()
         )
         self._links[copier] = CopierLink()
+
+    def name(self, copier: CopierId) -> str:
+        """What status and metrics call a copier.
+
+        Args:
+            copier: which; a device's that is gone is told by its number.
+        """
+        if copier == HOST_COPIER:
+            return "host"
+        device = self._devices.get(copier)
+        return device.name if device is not None else str(copier)
 
     def retire(self, copier: CopierId) -> bool:
         """Has a copier ended, without waiting for it.

@@ -45,7 +45,7 @@ class Role(Protocol):
     """One child and its successors: what they are called, run with, and how they are told of.
 
     Attributes:
-        label: for log lines: ``copier 0``.
+        label: for log lines: ``copier host``.
         party: as what it is written down in the arena.
         max_backoff_s: longest pause before another is started.
         end_timeout_s: for one whose socket was closed; longer than it takes for what it is at.

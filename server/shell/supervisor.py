@@ -102,7 +102,8 @@ class CopierRole:
     end_timeout_s = END_TIMEOUT_S
 
     def __init__(self, copier: CopierId, module: str, device_uuid: bytes) -> None:
-        self.label = f"copier {copier}"
+        # As status and metrics call it; its number says nothing to anybody.
+        self.label = f"copier {device_name(device_uuid) if device_uuid else 'host'}"
         self.max_backoff_s = _MAX_REFUSED_BACKOFF_S if device_uuid else MAX_BACKOFF_S
         self._copier = copier
         self._module = module

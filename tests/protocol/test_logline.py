@@ -66,7 +66,7 @@ def test_a_traceback_stands_in_it_and_texts_are_bounded() -> None:
 def test_the_event_is_the_sources_word_and_never_a_peers() -> None:
     assert about_of(record("arena_adopted: %s", "x")).event == "arena_adopted"
     assert about_of(record("%s: %s", "made_up", "x")).event == "keeper"
-    assert about_of(record("%s ended with %d", "copier 0", 1)).event == "keeper"
+    assert about_of(record("%s ended with %d", "copier host", 1)).event == "keeper"
     assert about_of(record("kvkeep: server %s (from %s)", "x", "y")).event == "keeper"
     assert about_of(record("kvkeep: staged: %s", "x")).event == "staged"
 

@@ -80,4 +80,4 @@ def test_on_a_terminal_it_asks(holding: Cached) -> None:
 def test_what_is_not_over_yet_is_said() -> None:
     lines = told({"cleared": 3, "chunks_after": 2, "tiers_pending": 1}).splitlines()
     assert lines[0] == "cleared 3 chunks; asked again: 2 chunks, stored since"
-    assert lines[1].startswith("1 tiers have not forgotten yet")
+    assert lines[1].startswith("1 tier has not forgotten yet")

@@ -155,14 +155,14 @@ def test_what_of_a_salt_may_be_left_is_said() -> None:
     lines = told_of_salt(document).splitlines()
     assert lines[2].startswith("valkey cannot tell whose")
     assert lines[3].startswith("asked again: 3 are there")
-    assert lines[4].startswith("1 tiers have not forgotten yet")
+    assert lines[4].startswith("1 tier has not forgotten yet")
 
 
 def test_what_is_not_over_yet_is_said() -> None:
     document = {"deleted": 1, "prompts": 1, "found_after": 2, "tiers_pending": 1}
     lines = told(document).splitlines()
     assert lines[1] == "asked again: 2 chunks are there; they were stored anew"
-    assert lines[2].startswith("1 tiers have not forgotten yet")
+    assert lines[2].startswith("1 tier has not forgotten yet")
 
 
 class Stuck:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -61,6 +62,24 @@ def test_nobody_and_a_refusal_are_told_apart(
             lose(server, asker)
         assert time.monotonic() - begun_s < 5
         assert f"no answer from {server.url}: the server ended" in ended(capsys, caught)
+
+
+def test_a_server_that_is_stopped_leads_to_doctor(
+    short_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = reaching.Place("ipc:///x", str(short_dir / "x.side"))
+    with pytest.raises(SystemExit) as caught, reaching.connected(at, "test"):
+        raise AssertionError("nobody listens")
+    assert "doctor" not in ended(capsys, caught)
+    kind = socket.SOCK_SEQPACKET
+    with socket.socket(socket.AF_UNIX, kind) as silent, pytest.MonkeyPatch.context() as patch:
+        silent.bind(at.side_path)
+        silent.listen()
+        patch.setattr(reaching, "LIMIT_S", 0.1)
+        with pytest.raises(SystemExit) as caught, reaching.connected(at, "test"):
+            raise AssertionError("nobody answers")
+    said = ended(capsys, caught)
+    assert said.strip() == "1 kvkeep: no answer from ipc:///x: timed out; kvkeep doctor says more"
 
 
 def lose(server: ServerProcess, asker: Asker) -> None:

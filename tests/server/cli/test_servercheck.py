@@ -168,6 +168,19 @@ def test_pages_that_were_asked_for_and_are_not_there() -> None:
     assert told.level is Level.NOTE
     [told] = servercheck.pages(reply(), {**asked, "complaint_web_refused": 1})
     assert (told.level, "port is taken" in told.text) == (Level.WARNING, True)
+    [told] = servercheck.pages(reply(), {**asked, "complaint_web_refused": 1}, "9177")
+    assert told.text.startswith("no pages are served at 9177: their port is taken")
+
+
+@pytest.mark.parametrize("typed", [["--http", "127.0.0.1:9177"], ["--http=127.0.0.1:9177"], []])
+def test_where_pages_were_asked_for_is_read_off_the_servers_command_line(typed: list[str]) -> None:
+    command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()", *typed]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        # The kernel shows the command line a moment after Popen returns.
+        assert wait_until(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes() != b"")
+        found = servercheck._typed_http(process.pid)
+        process.communicate()
+    assert found == ("127.0.0.1:9177" if typed else "")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +193,7 @@ def test_pages_that_were_asked_for_and_are_not_there() -> None:
         ),
         (
             {"copiers": (msgspec.structs.replace(COPIER, silent_s=3.0),)},
-            "the copier of host does not answer for 3 s",
+            "the copier of host has not answered for 3 s",
             "Nothing is saved",
         ),
         (

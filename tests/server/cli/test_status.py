@@ -109,7 +109,7 @@ def test_what_was_kept_where_the_pages_are_and_who_is_silent_have_their_lines() 
         "kept   1,000 chunks (16 MiB) of the server before, taken over in 0.25 s; "
         "started in 0.80 s" in lines
     )
-    assert ": the copier of host does not answer for 4 s: " in lines[0]
+    assert ": the copier of host has not answered for 4 s: " in lines[0]
     assert [line.split()[:3] for line in lines if line.startswith("host")] == [
         ["host", "silent", "4s"]
     ]

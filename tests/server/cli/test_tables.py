@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.tables import Column, plain, share, span, table
+from server.cli.tables import Column, plain, share, span, table, unforgotten
 
 COLUMNS = [Column("name", can_shrink=True), Column("chunks", is_number=True)]
 
@@ -47,3 +47,8 @@ def test_shares() -> None:
 
 def test_a_terminal_is_told_nothing_by_a_name() -> None:
     assert plain("a\x1b[2Jb\n") == "a?[2Jb?"
+
+
+def test_tiers_that_still_have_what_was_deleted_are_counted_in_words() -> None:
+    assert unforgotten(1) == "1 tier has not forgotten yet"
+    assert unforgotten(2) == "2 tiers have not forgotten yet"

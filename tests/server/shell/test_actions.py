@@ -277,7 +277,9 @@ def test_a_devices_copier_is_passed_extents_with_the_first_pool_that_it_can_open
         shell.told("copier_ended", copier)
 
 
-def test_a_wedged_copier_is_killed_after_its_limit(shell: Shell) -> None:
+def test_a_wedged_copier_is_killed_after_its_limit(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
     shell.told("copier_ready", HOST_COPIER)
     create_extent(shell)
     engine = join(shell)
@@ -299,6 +301,7 @@ def test_a_wedged_copier_is_killed_after_its_limit(shell: Shell) -> None:
 
     assert wait_until(is_killed)
     assert time.monotonic() - begun >= 0.9
+    assert "copier_wedged: copier host (pid " in caplog.text
     shell.told("copier_lost", HOST_COPIER)
     shell.told("copier_ready", HOST_COPIER)
     engine.client.close()

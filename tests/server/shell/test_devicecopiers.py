@@ -95,6 +95,8 @@ def test_each_sees_its_own_device_only_and_says_what_it_takes(setup: Setup) -> N
     assert other.pid != ready.pid
     figures = setup.devices.figures()
     assert figures[f"copier_pid_{device_name(UUID)}"] == ready.pid
+    names = [setup.devices.name(CopierId(number)) for number in (0, 1, 9)]
+    assert names == ["host", device_name(UUID), "9"]
     assert figures[f"copier_pid_{device_name(settings.uuid_of(1))}"] == other.pid
     assert figures[f"copier_device_bytes_{device_name(UUID)}"] >= settings.Machine().context_bytes
     node = f"copier_numa_node_{device_name(UUID)}"
