@@ -172,6 +172,19 @@ def test_without_the_package_the_engine_is_told_what_to_install(
     assert journal.counters() == {"traces_off": 1}
 
 
+def test_an_address_without_a_scheme_is_refused_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318")
+        assert start(1.0, TO, Journal(logging.getLogger("kvkeep"))) is None
+    [one] = caplog.records
+    assert "no traces: OTEL_EXPORTER_OTLP_ENDPOINT is localhost:4318: expected http://" in (
+        one.getMessage()
+    )
+
+
 def test_a_root_may_end_while_the_saver_counts(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = Tracer(sink, 1.0)
     tracer.begin(7, 70, 22)

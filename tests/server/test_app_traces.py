@@ -134,6 +134,20 @@ def test_a_collector_in_trouble_harms_nobody(short_dir: Path, shm_dir: Path, wha
             assert server.log().count("traces_said") == 1
 
 
+def test_an_address_without_a_scheme_is_refused_in_one_line_and_the_server_serves(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    environ = to("me:secret@localhost:4318")
+    with ServerProcess(short_dir, shm_dir / "a", *SIZE, "--traces", "1", environ=environ) as server:
+        assert wait_until(lambda: "traces_refused: " in server.log())
+        with Engine(server.url, server.side_path) as engine:
+            engine.register()
+            assert look_up(engine, 1, str(SpanRef(TRACE, 1))).ready == 0
+        [line] = [one for one in server.log().splitlines() if "traces" in one]
+        assert "_ENDPOINT is localhost:4318: expected http://HOST:PORT or https://…" in line
+        assert "secret" not in line
+
+
 def test_off_it_knows_nothing_of_traces(short_dir: Path, shm_dir: Path) -> None:
     told: dict[str, Any] = {}
     for arguments, environ in (((), to("http://127.0.0.1:9")), (("--traces", "0.5"), {})):
