@@ -25,7 +25,7 @@ from tests.wire.client import Engine, make_keys, make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
 GONE_WITHIN_S = 2.0
-COPY_PACE_S = 0.01
+COPY_PACE_S = 0.03
 """Per page: the copy of a pool of 64 takes longer than the test takes to kill."""
 
 Faulty = tuple[ServerProcess, CopierFaults]

@@ -103,7 +103,7 @@ def test_a_frozen_copier_is_told_of_before_it_is_replaced(short_dir: Path, shm_d
                 assert "host: copier not answering for " in why[0]
                 shown = CliRunner().invoke(cli, ["status", "--endpoint", server.url])
                 assert shown.exit_code == 3
-                assert "the copier of host does not answer for " in shown.output.splitlines()[0]
+                assert "the copier of host has not answered for " in shown.output.splitlines()[0]
                 os.kill(pid, signal.SIGCONT)
                 assert coming.result(10).session > 0
         finally:

@@ -21,6 +21,9 @@ BLOCK_BYTES = 4096
 """What O_DIRECT asks of offsets, lengths and addresses on any disk in use; also the room before
 each value's payload that holds its header."""
 
+_TRIES = 8
+"""To make a folder that others move away meanwhile."""
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -46,17 +49,22 @@ class Files:
         Those above it are not made: one that is missing may be a disk that is not mounted, and
         what is written in its place fills another one.
         """
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise NotADirectoryError(errno.ENOTDIR, "it is there and is no folder") from None
-            return False
-        except FileNotFoundError:
-            above = os.path.dirname(path)
-            text = f"{above} is not there, and only the last folder is made: is a disk not mounted?"
-            raise FileNotFoundError(errno.ENOENT, text) from None
-        return True
+        for _ in range(_TRIES):
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                if os.path.isdir(path):
+                    return False
+                if os.path.lexists(path):
+                    text = "it is there and is no folder"
+                    raise NotADirectoryError(errno.ENOTDIR, text) from None
+                # Another server moved it away just now, as CLEAR does.
+            except FileNotFoundError:
+                text = f"{os.path.dirname(path)} is not there, and only the last folder is made"
+                raise FileNotFoundError(errno.ENOENT, f"{text}: is a disk not mounted?") from None
+            else:
+                return True
+        raise FileNotFoundError(errno.ENOENT, f"{path} goes each time that it is made")
 
     def room(self, path: str) -> tuple[int, int]:
         """Bytes of a folder's file system in all, and those that are left for this user."""

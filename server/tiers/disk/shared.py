@@ -38,7 +38,7 @@ DESCRIBED_BYTES = 1 << 17
 _FIRST_WALK_S = 2.0
 """How long the start waits for the count; until there is one nothing is written."""
 
-_TRIES = 2
+_TRIES = 4
 _NS = 1_000_000_000
 _STEP_NS = 1_000
 

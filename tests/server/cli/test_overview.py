@@ -80,7 +80,7 @@ def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:
         (reply(copiers=(replace(COPIER, stuck=1),)), "1 copiers of host were killed"),
         (
             reply(copiers=(replace(COPIER, silent_s=3.2),)),
-            "the copier of host does not answer for 3",
+            "the copier of host has not answered for 3",
         ),
         (reply(tiers=(replace(TIER, state="down"),)), "tier disk is down"),
         (reply(tiers=(replace(TIER, state="down", why="no room"),)), "tier disk is down: no room"),

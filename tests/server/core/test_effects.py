@@ -9,7 +9,7 @@ from server.core import effects as fx
 
 def test_effects_are_frozen_and_distinct() -> None:
     kinds = get_args(fx.Effect)
-    assert len(set(kinds)) == len(kinds) == 28
+    assert len(set(kinds)) == len(kinds) == 30
     for kind in kinds:
         params = getattr(kind, "__dataclass_params__", None)
         assert issubclass(kind, tuple) or (params is not None and params.frozen)

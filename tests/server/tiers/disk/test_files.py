@@ -105,6 +105,30 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         Files().open(str(tmp_path / "link"), os.O_RDWR)
 
 
+def test_a_folder_that_somebody_moves_away_meanwhile_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    is_dir, moved = os.path.isdir, []
+
+    def away(asked: str) -> bool:
+        if not moved:
+            moved.append(path.rename(tmp_path / "cleared"))
+        return is_dir(asked)
+
+    monkeypatch.setattr("server.tiers.disk.files.os.path.isdir", away)
+    assert Files().make_folder(str(path))
+    assert path.is_dir()
+    assert not Files().make_folder(str(path))
+
+
+def test_what_is_there_and_is_no_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="is no folder"):
+        Files().make_folder(str(tmp_path / "file"))
+
+
 def test_each_thread_has_a_header_block_and_nothing_of_others_in_it() -> None:
     headers, blocks_seen = HeaderBlocks(), []
     headers.block[:] = b"\x07" * BLOCK_BYTES
