@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import pytest
+
 from server.bench import sizing
 from server.bench.children import Progress, workplace
 from server.bench.figures import LOADS, figures
@@ -23,6 +25,8 @@ SMALL = replace(
 )
 
 
+# The short benchmark is a step of .ci/run.
+@pytest.mark.slow
 def test_every_figure_is_measured_and_nothing_stays() -> None:
     steps: list[str] = []
 
