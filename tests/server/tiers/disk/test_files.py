@@ -110,7 +110,7 @@ def test_a_folder_that_somebody_moves_away_meanwhile_is_made_anew(
 ) -> None:
     path = tmp_path / "folder"
     path.mkdir()
-    is_dir, moved = os.path.isdir, []
+    is_dir, moved = os.path.isdir, list[Path]()
 
     def away(asked: str) -> bool:
         if not moved:
