@@ -14,6 +14,7 @@ import os
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def child_environment(environ: Mapping[str, str], secret: tuple[str, ...]) -> di
     return own
 
 
-class SideChild:
+class SideChild(ABC):
     """One process and its restarts. Subclasses say what its lines and its end mean.
 
     Args:
@@ -106,10 +107,11 @@ class SideChild:
         self.starts = 0
         self._thread = threading.Thread(target=self._run, name=f"kvkeep-{name}", daemon=True)
 
+    @abstractmethod
     def take(self, line: str) -> bool:
         """Takes a line that is for this process; False for one that is for the log."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self) -> None:
         """It ended. Nothing it said holds any more."""
 

@@ -26,6 +26,9 @@ class Child(SideChild):
         self.taken.append(line)
         return line.startswith("mine ")
 
+    def ended(self) -> None:
+        """It keeps what it took."""
+
 
 def child(script: str, complaints: Complaints, fds: tuple[int, ...] = ()) -> Child:
     command = [sys.executable, "-c", script]
