@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 MIN_WIDTH, PIPED_WIDTH = 40, 160
 _GAP = 3
+_SPARE = 2  # rich before 14.3 pads the first and the last column at the edges, too
 _MIN_SHRUNK = 8
 FINGERPRINT_SHOWN = 12
 """Digits of a fingerprint in a table; the commands take the beginning of one, too."""
@@ -73,7 +74,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], columns_wide
         for at, column in enumerate(columns)
     ]
     whole = sum(size for size, one in zip(longest, columns, strict=True) if not one.can_shrink)
-    left = wide - whole - _GAP * (len(columns) - 1)
+    left = wide - whole - _GAP * (len(columns) - 1) - _SPARE
     for size, column in zip(longest, columns, strict=True):
         made.add_column(
             column.title,

@@ -34,6 +34,7 @@ LIVE: Final = {
 """Pages that ask a server which runs already."""
 
 NEEDS: Final = {
+    "docs/benchmarks.md": ("torch",),
     "docs/tiers/encryption.md": ("cryptography",),
     "docs/tiers/mooncake.md": ("mooncake",),
     "docs/tiers/s3.md": ("obstore",),

@@ -138,12 +138,14 @@ def engaged(
             engine.register()
             engine.pump_while_waiting()
         yield engine
-        if engine.session and server.process.poll() is None:
-            # Closing alone would leave the session: this process lives on.
-            engine.wire.on_wait = None  # an extent that comes now is nobody's any more
-            engine.wire.call(Unregister(session=engine.session), Done)
     finally:
-        engine.close()
+        try:
+            if engine.session and server.process.poll() is None:
+                # Closing alone would leave the session: this process lives on.
+                engine.wire.on_wait = None  # an extent that comes now is nobody's any more
+                engine.wire.call(Unregister(session=engine.session), Done)
+        finally:
+            engine.close()
 
 
 class Bystander:

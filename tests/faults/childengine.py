@@ -138,11 +138,12 @@ def commit(engine: Engine, keys: list[bytes]) -> None:
 
 
 def leave(engine: Engine, keys: list[bytes]) -> None:
-    """An UNREGISTER that waits for the end of a STORE's copy."""
+    """An UNREGISTER, when a line says so, that waits for the end of a STORE's copy."""
     many = make_keys(1005, engine.num_pages)
     bystander.submit_store(engine, many, list(range(len(many))), 900)
-    seq = engine.wire.submit(Unregister(session=engine.session))
     say("ready")
+    sys.stdin.readline()
+    seq = engine.wire.submit(Unregister(session=engine.session))
     expect(engine.wire.reply(seq, 60), Done)
     say("left")
     sys.stdin.readline()
