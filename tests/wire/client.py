@@ -316,8 +316,11 @@ class Engine:
         self.wire.call(body, Done)
 
     def pump(self) -> None:
-        """Takes whatever waits on the side socket; does nothing while it is at that already."""
-        if self._is_pumping:
+        """Takes whatever waits on the side socket.
+
+        Does nothing while it is at that already, or before there is a session to report for.
+        """
+        if self._is_pumping or not self.session:
             return
         self._is_pumping = True
         try:
