@@ -161,6 +161,50 @@ FAMILIES: dict[str, tuple[str, Figure]] = {
 }
 """Figures named ``FAMILY_value``, by family: the label's name, and what they are."""
 
+COMPLAINTS = (
+    "adoption_fault",
+    "chosen_id",
+    "connections_bound",
+    "copier_error",
+    "copier_lost",
+    "copier_refused",
+    "copier_stuck",
+    "copier_wedged",
+    "core_fault",
+    "effect_fault",
+    "extent_far",
+    "frames",
+    "guard_fault",
+    "hoarder_cut",
+    "loop_fault",
+    "memory_bound",
+    "memory_unexplained",
+    "peer_dropped",
+    "porter_lost",
+    "porter_stuck",
+    "porter_wedged",
+    "quota_lost",
+    "request_failed",
+    "side_accept",
+    "side_deaf",
+    "side_fault",
+    "side_refused",
+    "socket_removed",
+    "store_cut",
+    "tier_error",
+    "tier_refused",
+    "traces_lost",
+    "traces_off",
+    "traces_refused",
+    "traces_said",
+    "traces_stuck",
+    "web_lost",
+    "web_refused",
+    "web_said",
+    "web_stuck",
+)
+"""Kinds of ``complaint_KIND`` that a server of this version may have."""
+
 TIER_FIGURES: dict[str, Figure] = {
     "hit_chunks": _counter("Chunks that a tier brought and that were published in L1"),
     "warmed_chunks": _counter("Chunks that a tier brought before anybody asked for them"),
@@ -185,8 +229,14 @@ TIER_FIGURES: dict[str, Figure] = {
     "open_refused": _counter("Times that a tier could not be opened"),
     "porter_pid": _gauge("Process of a tier's porter; 0 while none runs"),
     "up": _gauge("1 while a tier is used"),
-    "used_bytes": _gauge("Bytes that a tier says it holds", Unit.BYTES),
-    "capacity_bytes": _gauge("Bytes that a tier says it can hold; 0 for unknown", Unit.BYTES),
+    "used_bytes": _gauge(
+        "Bytes that a tier said it holds when it was last looked at: 10 s ago at most while it is "
+        "used, longer ago while it is not",
+        Unit.BYTES,
+    ),
+    "capacity_bytes": _gauge(
+        "Bytes that a tier said at the same time it can hold; 0 for unknown", Unit.BYTES
+    ),
     "jobs": _gauge("Jobs that a tier's porter has"),
     "puts_waiting": _gauge("Chunks that wait to be written to a tier"),
     "drops_owed": _gauge("Namespaces of which a tier is still to forget something"),

@@ -3,8 +3,8 @@
 Written by Prometheus' own client from what was told a second ago at most, so a scrape costs the
 server nothing. Without an answer there is ``kvkeep_up 0`` and no figure: old ones would look like
 a server at rest. Labels name tiers, reasons, devices, models and shortened fingerprints; no salt,
-no key. Counters that have not begun yet are told as 0, so that their first step is one. Must not
-know: HTTP. Runs in: the threads that serve.
+no key. Counters and histograms that have not begun yet are told as 0, so that their first step is
+one. Must not know: HTTP. Runs in: the threads that serve.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from protocol.errors import ErrorCode
-from protocol.figures import FIGURES, TIER_FIGURES, Kind
-from protocol.messages import StatusReply
+from protocol.figures import COMPLAINTS, FIGURES, TIER_FIGURES, Kind
+from protocol.messages import Op, StatusReply
 from protocol.quotas import QuotaRow
-from protocol.status import COPIER_SILENT_S, ENGINE_STATES, EngineStatus, NamespaceStatus
+from protocol.status import (
+    COPIER_SILENT_S,
+    ENGINE_STATES,
+    EngineStatus,
+    NamespaceStatus,
+    OpLatency,
+)
 from server.web.latency import cumulative
 from server.web.names import PREFIX, Placed, place
-from server.web.told import short, tenant
+from server.web.told import place_of, short, tenant
 from server.web.watch import Answer, View
 
 MAX_ROWS = 64
@@ -74,9 +80,11 @@ class _Told(Collector):
         yield from _stats(_with_zeros(latest))
         if latest.status is not None:
             yield from _status(latest.status)
+        # A row for each tenant and tier, 128 at most; beginnings of two names might be the same.
+        quotas = {(*tenant(row), place_of(row)): row for row in latest.quotas}
         for name, text, read in _QUOTA:
-            rows = [(tenant(row), read(row)) for row in latest.quotas]
-            yield _rows(f"quota_{name}", text, ("kind", "tenant"), rows)
+            rows = [(key, read(row)) for key, row in sorted(quotas.items())]
+            yield _rows(f"quota_{name}", text, ("kind", "tenant", "tier"), rows)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -103,6 +111,7 @@ def _with_zeros(answer: Answer) -> dict[str, int]:
     values = {name: 0 for name, figure in FIGURES.items() if figure.kind is Kind.COUNTER}
     values.update({f"error_{code.name.lower()}": 0 for code in ErrorCode})
     values.update({f"miss_chunks_{reason}": 0 for reason in MISS_REASONS})
+    values.update({f"complaint_{kind}": 0 for kind in COMPLAINTS})
     values["hit_tokens_l1"] = 0
     for tier in answer.status.tiers if answer.status is not None else ():
         counters = (end for end, figure in TIER_FIGURES.items() if figure.kind is Kind.COUNTER)
@@ -168,7 +177,11 @@ _NAMESPACE: tuple[tuple[str, str, Callable[[NamespaceStatus], float]], ...] = (
 )
 
 _QUOTA: tuple[tuple[str, str, Callable[[QuotaRow], float]], ...] = (
-    ("held_bytes", "Bytes of L1 that a tenant with a quota holds", lambda row: row.held_bytes),
+    (
+        "held_bytes",
+        "Bytes that a tenant holds where it has a quota; of a lower tier as of its last look",
+        lambda row: row.held_bytes,
+    ),
     ("floor_bytes", "Bytes that others leave to a tenant", lambda row: row.floor_bytes),
     ("limit_bytes", "Most that a tenant may hold; 0 for no limit", lambda row: row.limit_bytes),
 )
@@ -194,8 +207,12 @@ def _status(status: StatusReply) -> Iterator[Metric]:
 def _latency(status: StatusReply) -> Metric:
     text = "Time from a request's receipt to its answer, waits that were asked for included"
     made = HistogramMetricFamily(PREFIX + "request_seconds", text, labels=("op",))
-    for op, row in status.latency.items():
-        buckets = cumulative(status.latency_bounds_us, row.buckets)
+    bounds = status.latency_bounds_us
+    none = OpLatency(buckets=(0,) * (len(bounds) + 1), sum_us=0, count=0)
+    # STATUS leaves out what was never answered; a server of another version may know others.
+    told = {**{op.name: none for op in Op}, **status.latency}
+    for op, row in told.items():
+        buckets = cumulative(bounds, row.buckets)
         made.add_metric((op,), buckets, row.sum_us / 1e6)
     return made
 

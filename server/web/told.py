@@ -35,6 +35,11 @@ def tenant(row: QuotaRow) -> tuple[str, str]:
     return _KINDS[row.kind], short(row.tenant)
 
 
+def place_of(row: QuotaRow) -> str:
+    """Where a quota holds: ``l1``, or the tier's name, as the figures of hits have them."""
+    return row.tier or "l1"
+
+
 def told(view: View, history: History, now_s: float, since_s: float) -> Plain:
     """Everything that the page shows.
 
@@ -118,7 +123,8 @@ def _slow(row: SlowRequest) -> Plain:
 def _quota(row: QuotaRow) -> Plain:
     kind, name = tenant(row)
     sizes = {"held_bytes": row.held_bytes, "floor_bytes": row.floor_bytes}
-    return {"kind": kind, "tenant": name, **sizes, "limit_bytes": row.limit_bytes}
+    where = {"kind": kind, "tenant": name, "tier": place_of(row)}
+    return {**where, **sizes, "limit_bytes": row.limit_bytes}
 
 
 def _fields(row: msgspec.Struct) -> Plain:

@@ -68,7 +68,7 @@ class Answer:
         status: who is here; None without an answer, or from a server that does not know STATUS.
         why: why there is no answer; empty when there is.
         stalled_s: by kind of work, for how long it has been under way and none has ended.
-        quotas: of tenants that have one.
+        quotas: of tenants that have one, in L1 and in lower tiers.
     """
 
     at_s: float
@@ -206,8 +206,7 @@ class Watch:
             told = self._if_known(
                 "quotas", lambda: asks.expect(Quotas(), QuotasReply, _left_s(end_s))
             )
-            # Those of lower tiers are told by `kvkeep quota list` alone.
-            quotas = () if told is None else tuple(one for one in told.quotas if not one.tier)
+            quotas = () if told is None else told.quotas
             values = asks.stats(_left_s(end_s))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next question may be answered
             why = asking.reason(error, self._side_path) or type(error).__name__

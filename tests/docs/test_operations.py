@@ -12,12 +12,14 @@ import pytest
 import adapter.config
 import adapter.serverurl
 from protocol.errors import ConfigError
-from protocol.figures import FAMILIES, FIGURES, TIER_FIGURES, find
+from protocol.figures import COMPLAINTS, FAMILIES, FIGURES, TIER_FIGURES, find
 from server import asking, config
 from server.cli.launch import command
 from server.core.tiers.misses import Miss
 from server.core.tiers.parts import Status
 from server.lmcachenames import FLAGS
+from server.shell.tracechild import TraceChild
+from server.shell.webchild import WebChild
 from tests.repository import tree
 from tests.wire.client import Engine
 from tests.wire.process import ROOT, ServerProcess
@@ -191,6 +193,9 @@ def test_the_log_lines_described_are_in_the_code() -> None:
     assert lost == []
     kinds = set(re.findall(r'complaints\.note\(\s*"([a-z_]+)"', code))
     assert kinds - set(found) == set()
+    for child in (TraceChild, WebChild):
+        kinds |= {child.lost, child.said, child.refused, child.stuck}
+    assert sorted(kinds) == list(COMPLAINTS), "those that /metrics tells as 0 before the first"
 
 
 def launch(*arguments: str) -> int:

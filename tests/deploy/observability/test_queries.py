@@ -26,12 +26,10 @@ from tests.wire.process import ServerProcess, wait_until
 
 # Series of what a server that is well, on a machine without a GPU, does not have.
 NOT_HERE = {
-    'kvkeep_complaints_total{kind="socket_removed"}',
-    'kvkeep_complaints_total{job="kvkeep",instance=~".*"}',
     'kvkeep_copier_device_bytes{job="kvkeep",instance=~".*"}',
 }
 EVERY_S = 1
-QUOTA = ("--quota", f"salt/{'5a' * 16}=1M:2M")
+QUOTA = (f"salt/{'5a' * 16}=1M:2M", f"salt/{'5a' * 16}=8M:16M@disk")
 
 
 class Asked:
@@ -112,7 +110,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Asked, P
             "1M",
             "--l2",
             f"disk:{short}/l2?size=64M",
-            *QUOTA,
+            *(part for quota in QUOTA for part in ("--quota", quota)),
         )
         with (
             ServerProcess(Path(short), Path(shared) / "a", *sizes) as server,
@@ -156,6 +154,15 @@ def test_every_query_of_the_dashboard_gives_something(scraped: tuple[Asked, Page
         rows = asked.rows(expression)
         if not series(expression) <= NOT_HERE:
             assert rows, f"{where}: {expression}"
+
+
+def test_quotas_of_l1_and_of_tiers_are_there_side_by_side(scraped: tuple[Asked, Pages]) -> None:
+    asked, _ = scraped
+    floors = {
+        row["metric"]["tier"]: int(row["value"][1])
+        for row in asked.rows("kvkeep_quota_floor_bytes")
+    }
+    assert floors == {"l1": 1 << 20, "disk": 8 << 20}
 
 
 def test_every_rule_can_be_evaluated_and_names_series_that_are_there(

@@ -11,7 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from protocol.status import COPIER_SILENT_S, ENGINE_STATES
+from protocol.messages import Op
+from protocol.quotas import MAX_QUOTAS
+from protocol.status import COPIER_SILENT_S, ENGINE_STATES, NUM_BUCKETS
 from server.cli import overview
 from server.core.tiers.misses import Miss
 from server.web.exposition import MAX_ROWS, MISS_REASONS, exposed
@@ -86,6 +88,8 @@ def test_what_has_not_happened_yet_is_0() -> None:
     codes = {key[1][0][1] for key in found if key[0] == "kvkeep_errors_total"}
     assert codes == {code.name.lower() for code in ErrorCode}
     assert {reason.value for reason in Miss} == set(MISS_REASONS)
+    for kind in ("socket_removed", "porter_wedged", "web_lost"):
+        assert found["kvkeep_complaints_total", by([("kind", kind)])] == 0
     assert ("kvkeep_chunks", ()) not in found, "a gauge that was not told is unknown, not 0"
 
 
@@ -112,6 +116,29 @@ def test_a_histogram_is_cumulative_and_in_seconds() -> None:
     assert found[bucket, by([("op", "STORE"), ("le", "+Inf")])] == 6
     assert found["kvkeep_request_seconds_count", by([("op", "STORE")])] == 6
     assert found["kvkeep_request_seconds_sum", by([("op", "STORE")])] == 1.5
+
+
+def test_a_histogram_is_there_before_its_first_event() -> None:
+    """So that ``rate`` sees it: with every operation and every bucket, as later ones have them."""
+    first = samples(view({}, status(latency={})))
+    one_of_each = {op.name: latency(b3=1) for op in Op}
+    later = samples(view({}, status(latency=one_of_each)))
+    of = "kvkeep_request_seconds"
+    buckets = {key for key in first if key[0].startswith(of)}
+    assert buckets == {key for key in later if key[0].startswith(of)}
+    assert len(buckets) == len(Op) * (NUM_BUCKETS + 2)
+    assert {first[key] for key in buckets} == {0.0}
+
+
+def test_what_is_told_from_the_start_stays_small() -> None:
+    content = exposed(view({}, status(latency={})), "")[1]
+    assert len(content) < 64 * 1024
+
+
+def test_an_operation_of_a_later_server_has_its_histogram() -> None:
+    found = samples(view({}, status(latency={"OF_TOMORROW": latency(b0=3)})))
+    assert found["kvkeep_request_seconds_count", by([("op", "OF_TOMORROW")])] == 3
+    assert found["kvkeep_request_seconds_count", by([("op", "LOOKUP")])] == 0
 
 
 def test_engines_by_state_and_each_with_its_idle_time() -> None:
@@ -182,7 +209,28 @@ def test_a_copier_of_which_status_says_that_nothing_is_saved_is_not_up(
 def test_quotas_of_tenants_whom_no_label_names_in_full() -> None:
     latest = answer(told=status(), quotas=(QUOTA,))
     found = samples(View(latest, latest))
-    which = by([("kind", "salt"), ("tenant", "74" * 6)])
+    which = by([("kind", "salt"), ("tenant", "74" * 6), ("tier", "l1")])
     assert found["kvkeep_quota_held_bytes", which] == 60
     assert found["kvkeep_quota_floor_bytes", which] == 100
     assert found["kvkeep_quota_limit_bytes", which] == 0
+
+
+def test_quotas_of_lower_tiers_are_series_of_their_own_in_order() -> None:
+    """As many as there may be; beginnings that happen to be the same are one series, not two."""
+    rows = [
+        msgspec.structs.replace(
+            QUOTA, tenant=number.to_bytes(6, "big") + bytes(10), tier=tier, held_bytes=number
+        )
+        for number in range(MAX_QUOTAS // 2, 0, -1)
+        for tier in ("disk", "")
+    ]
+    twin = msgspec.structs.replace(rows[0], tenant=rows[0].tenant[:6] + b"t" * 10)
+    latest = answer(told=status(), quotas=(*rows, twin))
+    found = samples(View(latest, latest))
+    series = [key[1] for key in found if key[0] == "kvkeep_quota_held_bytes"]
+    assert len(series) == MAX_QUOTAS
+    assert series == sorted(series)
+    for tier in ("disk", "l1"):
+        which = by([("kind", "salt"), ("tenant", "000000000007"), ("tier", tier)])
+        assert found["kvkeep_quota_held_bytes", which] == 7
+        assert found["kvkeep_quota_floor_bytes", which] == 100

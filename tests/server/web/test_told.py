@@ -119,8 +119,10 @@ def test_slow_requests_keep_every_digit_of_their_number() -> None:
     assert (second["request"], second["fingerprint"], second["instance"]) == ("", "", "")
 
 
-def test_quotas_are_told_by_a_short_digest() -> None:
-    latest = answer(quotas=(QUOTA,))
-    (row,) = told(View(latest, latest), History(), 2e9, 0)["quotas"]
+def test_quotas_are_told_by_a_short_digest_and_where_they_hold() -> None:
+    below = msgspec.structs.replace(QUOTA, tier="disk")
+    latest = answer(quotas=(QUOTA, below))
+    first, second = told(View(latest, latest), History(), 2e9, 0)["quotas"]
     sizes = {"held_bytes": 60, "floor_bytes": 100, "limit_bytes": 0}
-    assert row == {"kind": "salt", "tenant": "74" * 6, **sizes}
+    assert first == {"kind": "salt", "tenant": "74" * 6, "tier": "l1", **sizes}
+    assert second == {**first, "tier": "disk"}
