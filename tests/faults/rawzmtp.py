@@ -9,6 +9,9 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+import time
+
+WAIT_S = 20.0
 
 MORE, LONG, COMMAND = 1, 2, 4
 
@@ -28,17 +31,31 @@ def frame(data: bytes, more: bool = False) -> bytes:
 def connect(url: str) -> socket.socket:
     """A bare connection to an endpoint, nothing said.
 
+    Waits its turn where the listener's queue is full, as it is while the server's gate is shut.
+
     Args:
         url: ``ipc://`` or ``tcp://`` with a port.
     """
     scheme, _, rest = url.partition("://")
-    if scheme == "ipc":
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(20)
-        made.connect(rest)
-        return made
-    host, _, port = rest.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    if scheme != "ipc":
+        host, _, port = rest.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=WAIT_S)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(WAIT_S)
+    end_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            made.connect(rest)
+        except BlockingIOError:  # a time-out does not make connect wait for room in the queue
+            if time.monotonic() > end_s:
+                made.close()
+                raise
+            time.sleep(0.001)
+        except BaseException:
+            made.close()
+            raise
+        else:
+            return made
 
 
 def greeted(url: str) -> socket.socket:
