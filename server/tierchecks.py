@@ -13,6 +13,7 @@ import stat
 from collections.abc import Sequence
 
 from protocol.errors import ConfigError, ErrorCode
+from protocol.extras import install
 from server.tieroptions import is_loopback
 from server.tierspec import KEY, TierSpec
 
@@ -54,7 +55,7 @@ def _check_keys(spec: TierSpec) -> None:
     if os.stat(spec.keys).st_uid not in (os.geteuid(), 0):
         raise _wrong(spec, f"keys={spec.keys}: it is neither this user's nor root's")
     if importlib.util.find_spec("cryptography") is None:
-        what = "the package cryptography is missing: pip install 'kvkeep[encryption]'"
+        what = f"the package cryptography is missing: {install('encryption')}"
         raise _wrong(spec, f"keys={spec.keys}: {what}")
 
 

@@ -18,14 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from protocol.extras import install
 from protocol.logline import public
 from protocol.traceparent import SpanRef
 from protocol.tracing import target
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
-
-INSTALL: Final = "pip install 'kvkeep[tracing]'"
 
 MAX_WAITING: Final = 2048
 """Spans that wait to be sent."""
@@ -129,7 +128,7 @@ class Exporter:
         try:
             self._pipeline = _Pipeline(service, version)
         except ImportError as error:
-            raise TracingError(f"no traces: {error}; {INSTALL}") from error
+            raise TracingError(f"no traces: {error}; {install('tracing')}") from error
         except Exception as error:
             raise TracingError(f"no traces: {public(str(error))}") from error
         # A daemon: a collector that takes its time holds up nobody's end.

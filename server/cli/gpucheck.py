@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protocol.extras import install
 from server import config as settings
 from server import numa
 from server.cli.findings import Finding, Level
@@ -192,7 +193,8 @@ def no_device(why: str, installed: Driver) -> Finding:
         Level.ERROR,
         "GPUs",
         f"the NVIDIA driver {installed.version} is there, but no GPU can be used: {why}",
-        "install kvkeep[cupy-cuda12] or [cupy-cuda13]; containers need docker run --gpus",
+        f"for CUDA 12 {install('cupy-cuda12')}, for CUDA 13 {install('cupy-cuda13')}; containers "
+        "need docker run --gpus",
     )
 
 

@@ -33,7 +33,7 @@ LOGIND = (
 )
 """Where ``RemoveIPC`` may be set; the last word counts. Source: logind.conf(5)."""
 
-_INSTALL = "pip install kvkeep, with the interpreter above"
+_INSTALL = "install kvkeep anew, with the interpreter above"
 
 FIRST_USER = 1000
 """Users below are the system's, whose files stay. Source: systemd, SYSTEM_UID_MAX."""

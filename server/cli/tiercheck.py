@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.extras import install
 from server import tierchecks
 from server.cli.findings import Finding, Level
 from server.sizes import format_size
@@ -99,4 +100,4 @@ def _free_bytes(folder: Path) -> int:
 
 def _install(kinds: list[str]) -> str:
     named = [kind for kind in kinds if kind != "disk"]
-    return f"pip install 'kvkeep[{','.join(named)}]'" if named else "pip install kvkeep"
+    return install(*named) if named else "install kvkeep anew"

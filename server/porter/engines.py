@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import cast
 
+from protocol.extras import install
 from server.tiers.interface import Tier, TierError
 from server.tierspec import TierSpec
 
@@ -38,8 +39,6 @@ def open_tier(spec: TierSpec) -> Tier:
         module = importlib.import_module(_MODULES[spec.kind])
     except ImportError as error:
         package = (error.name or "a library of it").partition(".")[0]
-        raise TierError(
-            f"{package} cannot be imported; pip install 'kvkeep[{spec.kind}]'"
-        ) from error
+        raise TierError(f"{package} cannot be imported: {install(spec.kind)}") from error
     opened = cast(Callable[[TierSpec], Tier], module.open)
     return opened(spec)

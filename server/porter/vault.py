@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from protocol.extras import install
 from server.core.tiers.parts import Status
 from server.tiers import values
 from server.tiers.interface import Part, Tier, TierError
@@ -93,7 +94,7 @@ class Locked:
         try:
             cipher = importlib.import_module("server.tiers.encryption")
         except ImportError:
-            text = "keys=: the package cryptography is missing: pip install 'kvkeep[encryption]'"
+            text = f"keys=: the package cryptography is missing: {install('encryption')}"
             raise TierError(text) from None
         self._encrypt = cast("Callable[[Part, bytes, Key, memoryview], None]", cipher.encrypt)
         self._decrypt = cast("Callable[[Part, bytes, Keys, memoryview], Status]", cipher.decrypt)

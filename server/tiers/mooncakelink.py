@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from protocol.extras import install
 from server.tiers.interface import TierError
 from server.tierspec import TierSpec
 
@@ -71,8 +72,8 @@ def library(host: str) -> Any:
         return importlib.import_module("mooncake.store")
     except ModuleNotFoundError:
         raise TierError(
-            "mooncake: the package mooncake-transfer-engine-non-cuda is missing: "
-            "pip install 'kvkeep[mooncake]'"
+            f"mooncake: the package mooncake-transfer-engine-non-cuda is missing: "
+            f"{install('mooncake')}"
         ) from None
     except ImportError as error:
         hint = ": apt-get install libibverbs1" if "libibverbs" in str(error) else ""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from protocol.extras import install
 from server.tiers.doubts import Doubts
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, Status, Tier, TierError
 from server.tiers.objectclient import SMALL_S, bucket_of, client_of, why_not_answered
@@ -64,7 +65,7 @@ def open(spec: TierSpec) -> Tier:  # noqa: A001
     try:
         library = importlib.import_module("obstore")
     except ImportError:
-        raise TierError("s3: the package obstore is missing: pip install 'kvkeep[s3]'") from None
+        raise TierError(f"s3: the package obstore is missing: {install('s3')}") from None
     asking, carrying = client_of(spec, SMALL_S), client_of(spec)
     tier = ObjectStore(library, asking, carrying, bucket_of(spec)[0], spec.concurrency)
     health = tier.health()

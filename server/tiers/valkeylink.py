@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from protocol.extras import install
 from server.tiers import credentials
 from server.tiers.interface import TierError
 from server.tiers.reach import why_not
@@ -45,7 +46,7 @@ def library() -> Any:
         glide = importlib.import_module("glide_sync")
     except ImportError:
         raise TierError(
-            "valkey: the package valkey-glide-sync is missing: pip install 'kvkeep[valkey]'"
+            f"valkey: the package valkey-glide-sync is missing: {install('valkey')}"
         ) from None
     # Its own log would repeat, on standard error, what the tier's figures say.
     glide.Logger.set_logger_config(glide.LogLevel.OFF)

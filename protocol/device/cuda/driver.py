@@ -340,7 +340,7 @@ def _loaded() -> Driver:
     try:
         api = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        what = "CUDA: the package cuda-bindings cannot be imported (kvkeep[cupy-cuda12] brings it)"
+        what = "CUDA: the package cuda-bindings cannot be imported (pip install cuda-bindings)"
         raise DeviceError("cudaErrorInitializationError", f"{what}: {error}") from error
     driver = Driver(api)
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.extras import install
 from server.cli import tiercheck
 from server.cli.findings import Level
 from server.tieroptions import KINDS
@@ -21,7 +22,7 @@ def test_without_tiers_it_says_what_could_be_used() -> None:
     [found] = tiercheck.findings({}, lambda name: name not in ("mooncake", "glide_sync"))
     assert found.level is Level.NOTE
     assert "disk, s3" in found.text
-    assert found.advice == "pip install 'kvkeep[mooncake,valkey]'"
+    assert found.advice == install("mooncake", "valkey")
     [whole] = tiercheck.findings({}, lambda name: True)
     assert whole.advice == ""
 
@@ -37,7 +38,7 @@ def test_a_package_that_is_missing_is_named() -> None:
     [found] = tiercheck.findings({"KVKEEP_L2": "s3://bucket"}, lambda name: name != "obstore")
     assert found.level is Level.ERROR
     assert "obstore cannot be imported" in found.text
-    assert found.advice == "pip install 'kvkeep[s3]'"
+    assert found.advice == install("s3")
     [able] = tiercheck.findings({"KVKEEP_L2": "s3://bucket"}, lambda name: True)
     assert able.level is Level.OK
 

@@ -24,4 +24,4 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(engines._MODULES, "s3", "server.absent")
     with pytest.raises(TierError) as caught:
         engines.open_tier(parse("s3://bucket"))
-    assert "kvkeep[s3]" in str(caught.value)
+    assert "pip install 'obstore>=" in str(caught.value)

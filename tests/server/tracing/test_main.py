@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.extras import install
 from protocol.traceparent import SpanRef
 from protocol.tracing.export import Span
 from server.heartbeat import BEAT
@@ -124,4 +125,4 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     code, said = run(tmp_path, [], environ)
     assert code == main.EXIT_REFUSED
-    assert said == "kvkeep: no traces: none here; pip install 'kvkeep[tracing]'\n"
+    assert said == f"kvkeep: no traces: none here; {install('tracing')}\n"

@@ -121,7 +121,7 @@ def check_rows(scripts: list[Script], metrics: dict[str, float], status: dict[st
         assert metrics[f"kvkeep_engine_requested_chunks_total{labels}"] == script.counted.asked
         assert metrics[f"kvkeep_engine_hit_chunks_total{labels}"] == script.counted.hit
     own = {row["name"]: row for row in status["namespaces"]}["some/model-0"]
-    labels = f'{{kind="namespace",tenant="{own["fingerprint"]}"}}'
+    labels = f'{{kind="namespace",tenant="{own["fingerprint"]}",tier="l1"}}'
     assert metrics[f"kvkeep_quota_held_bytes{labels}"] == own["bytes"] > 0
     assert metrics[f"kvkeep_quota_limit_bytes{labels}"] == 6 << 20
     held = {row["name"]: row["chunks"] for row in status["namespaces"]}
