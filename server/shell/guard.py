@@ -79,6 +79,7 @@ class Guard:
         self._suspects: set[int] = set()
         self._num_vain = 0
         self._seen = connections.count_descriptors()
+        self._is_unsure = False
         self._over = threading.Event()
         self._thinning = threading.Lock()
         self._gate = Gate(endpoint, self._thin_out, complaints)
@@ -125,9 +126,13 @@ class Guard:
             self._relieve()
         count = connections.count_descriptors()
         # Extents and side connections take descriptors, too, so only growth is a reason to look.
-        # What is cut here is closed a moment later; until then it would pass for growth again.
-        if count > self._seen + self._max_strangers // 4:
-            self._seen = count - self._thin_out()
+        if self._is_unsure or count > self._seen + self._max_strangers // 4:
+            num_cut = self._thin_out()
+            after = connections.count_descriptors()
+            # What is cut, here or by the gate, is closed a moment later. How many descriptors there
+            # are without any surplus is known only once none come or go around a look.
+            self._is_unsure = num_cut > 0 or after != count
+            self._seen = min(count, after) - num_cut
         elif count < self._seen:
             self._seen = count
 

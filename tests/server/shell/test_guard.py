@@ -149,6 +149,23 @@ def test_strangers_are_thinned_out_and_the_known_are_not(
         assert router.poll(10_000)
 
 
+def test_what_the_gate_has_cut_and_zmq_not_closed_yet_hides_no_stranger_that_comes_then(
+    short_dir: Path, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = parse(f"ipc://{short_dir}/s")
+    watch = Guard(endpoint, dict, lambda: 0, Complaints(), slack_bytes=SLACK_BYTES, max_strangers=8)
+    count, closing = connections.count_descriptors, [300]
+    monkeypatch.setattr(
+        connections, "count_descriptors", lambda: count() + (closing.pop() if closing else 0)
+    )
+    watch.look()
+    with ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(rawzmtp.greeted(f"ipc://{short_dir}/s"))
+        watch.look()
+        assert wait_until(lambda: len(connections.find(endpoint)) == 8)
+
+
 def test_all_connections_together_are_bounded(
     short_dir: Path, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
