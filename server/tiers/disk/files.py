@@ -134,14 +134,28 @@ class Files:
         return os.listdir(path)
 
 
-def shortage(files: Files, folder: str, size_bytes: int) -> str:
-    """What there is to say of a size that is more than the whole file system; mostly nothing.
+def shortage(files: Files, folder: str, size_bytes: int, is_short: bool = False) -> str:
+    """What there is to say of a size that the file system does not have; mostly nothing.
 
     Args:
         files: the system calls.
         folder: of the tier.
         size_bytes: the operator's.
+        is_short: whether the file system was full when the tier last needed more of it.
     """
+    told = (_beyond(files, folder, size_bytes), _full(folder, size_bytes) if is_short else "")
+    return "; ".join(filter(None, told))
+
+
+def _full(folder: str, size_bytes: int) -> str:
+    # Without a figure that moves: the same trouble is one line of the log, not one each time.
+    return (
+        f"{folder}: its file system is full before size={format_size(size_bytes)} is reached: new "
+        "values replace older ones sooner, or are not taken"
+    )
+
+
+def _beyond(files: Files, folder: str, size_bytes: int) -> str:
     try:
         whole_bytes, _ = files.room(folder)
     except OSError:

@@ -82,6 +82,8 @@ class SharedTier:
             self._probe()
         except OSError as error:
             raise TierError(f"{folder}: {error.strerror}") from None
+        #: Whether the file system was full when a value was last written.
+        self._is_short = False
         self._keeper = Keeper(self._files, folder, size_bytes, self._troubles, rescan_s)
         self._keeper.wait_known(_FIRST_WALK_S)
 
@@ -147,7 +149,7 @@ class SharedTier:
             used_bytes=self._keeper.used_bytes,
             capacity_bytes=self._size_bytes,
             note="; ".join(filter(None, (note, counters))),
-            warning=shortage(self._files, self._folder, self._size_bytes),
+            warning=shortage(self._files, self._folder, self._size_bytes, self._is_short),
         )
 
     def register(self, address: int, size_bytes: int) -> None:
@@ -297,9 +299,11 @@ class SharedTier:
         except OSError as error:
             self._keeper.release(size_bytes)
             status = status_of(error)
+            self._is_short = status is Status.NO_ROOM
             kind = "disk full" if status is Status.NO_ROOM else "write errors"
             self._troubles.tell(kind, f"{self._folder}: {error.strerror}")
             return status if status is Status.NO_ROOM else Status.ERROR
+        self._is_short = False
         self._keeper.used(path, used_ns, size_bytes)
         return Status.OK
 

@@ -129,6 +129,7 @@ class SlabTier:
         with self._entered() as store:
             note = "" if store is None else self._trouble(store)
             used = 0 if store is None else store.catalog.used_bytes
+            is_short = store is not None and store.space.is_short
             shares, salts = ((), ()) if store is None else store.catalog.held()
         if store is None or note == _GONE:
             note = self._revive()
@@ -141,7 +142,7 @@ class SlabTier:
             note="; ".join(filter(None, (note, counters))),
             shares=shares,
             salts=salts,
-            warning=shortage(self._files, self._folder, self._plan.size_bytes),
+            warning=shortage(self._files, self._folder, self._plan.size_bytes, is_short),
         )
 
     def register(self, address: int, size_bytes: int) -> None:

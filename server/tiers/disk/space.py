@@ -76,6 +76,8 @@ class Space:
         self._next = 1
         self._bytes = 0
         self._full_until_s = 0.0
+        #: Whether the file system was full when the last segment was to be made.
+        self.is_short = False
         #: Until when no look is worth while, by what was looked for, with the floors of then.
         self._vain_until_s: dict[Hashable, float] = {}
         self._vain_floors: dict[Tenant, int] = {}
@@ -263,10 +265,12 @@ class Space:
             path = os.path.join(self._folder, file_name(number, slot_bytes))
             self._troubles.tell(kind, f"{path}: {error.strerror}")
             self._full_until_s = self._clock() + FULL_S * (status is Status.NO_ROOM)
+            self.is_short = status is Status.NO_ROOM
             return Status.NO_ROOM if status is Status.NO_ROOM else Status.ERROR
         if not segment.is_direct:
             self._troubles.tell("cached", "O_DIRECT is refused here: reads and writes are cached")
         self._bytes += segment.length
+        self.is_short = False
         self._catalog.add(segment)
         return Status.OK
 

@@ -82,7 +82,9 @@ def test_a_value_appears_whole_or_not_at_all(opened: Open, tmp_path: Path) -> No
     files.fail("pwritev", errno.ENOSPC)
     assert put(tier, 1) == {Status.NO_ROOM}
     files.heal()
+    assert "its file system is full before size=" in tier.health().warning
     assert put(tier, 1) == {Status.OK}
+    assert tier.health().warning == ""
     assert get(tier, 1) is Status.OK
     used = tier.health().used_bytes
     assert used <= disk_use(tmp_path / "l2"), "what was not written is not counted"

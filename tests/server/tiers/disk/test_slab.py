@@ -247,10 +247,15 @@ def test_no_room_for_another_segment_evicts(opened: Open) -> None:
     put(tier, 0)
     files.fail("allocate", errno.ENOSPC)
     number = 1
+    assert tier.health().warning == ""
     while not tier.troubles.of("evicted"):
         assert put(tier, number) == {Status.OK}
         number += 1
     assert files.calls["allocate"] == 2
+    health = tier.health()
+    assert health.ok
+    assert "its file system is full before size=" in health.warning
+    assert tier.health().warning == health.warning, "nothing moves in it: the log has it once"
 
 
 def test_where_o_direct_is_refused_it_is_said_once(
