@@ -59,6 +59,11 @@ COPIER_SILENT_S: Final = 1.5
 """A copier that has had work for so long and answered nothing counts as not answering: a piece of
 work takes milliseconds. The server replaces it after ten seconds."""
 
+TIER_SILENT_S: Final = 7.0
+"""A tier that has had work for so long, of which none ended and no byte moved, counts as not
+answering: a piece of work may move some MiB over a network. The server replaces its porter, where
+that says nothing at all, after ten seconds."""
+
 
 class ServerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The server itself.
@@ -166,6 +171,10 @@ class TierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         jobs: what its porter has to do.
         waiting_puts: chunks that wait to be written.
         why: it is not ``up``, one line without credentials; empty while it is, or nothing is known.
+        silent_s: for how long it has had work and none of it has ended, nor any byte moved; 0 while
+            it forgets.
+        warning: why it may be of little use while it is ``up``, as it said when it was last looked
+            at, one line without credentials; empty for nothing.
     """
 
     name: ShortText
@@ -176,6 +185,8 @@ class TierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     jobs: Number
     waiting_puts: Number
     why: Text = ""
+    silent_s: Seconds = 0.0
+    warning: Text = ""
 
 
 class CopierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

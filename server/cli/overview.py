@@ -9,7 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.messages import StatusReply
-from protocol.status import COPIER_SILENT_S, EngineStatus, OpLatency, SlowRequest
+from protocol.status import (
+    COPIER_SILENT_S,
+    TIER_SILENT_S,
+    EngineStatus,
+    OpLatency,
+    SlowRequest,
+)
 
 QUANTILES = (0.5, 0.99)
 
@@ -22,14 +28,15 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
         stats: its counters, asked right after.
 
     Returns:
-        ``healthy`` and ``reasons``; ``server``, ``l1``, ``hits``, ``engines``, ``tiers``,
-        ``copiers``, ``namespaces``, ``latency`` and ``slow``.
+        ``healthy``, ``reasons`` and ``warnings``; ``server``, ``l1``, ``hits``, ``engines``,
+        ``tiers``, ``copiers``, ``namespaces``, ``latency`` and ``slow``.
     """
     wrong = reasons(status, stats)
     server = status.server
     return {
         "healthy": not wrong,
         "reasons": wrong,
+        "warnings": warnings(status),
         "server": {
             "version": server.version,
             "pid": server.pid,
@@ -64,7 +71,7 @@ def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
 def reasons(status: StatusReply, stats: Mapping[str, int]) -> list[str]:
     """What is not as it should be, one line each; empty where all is well.
 
-    It is what ``/readyz`` fails for, but for a tier that only hangs: one look cannot see that.
+    It is what ``/readyz`` fails for.
 
     Args:
         status: a server's answer to STATUS.
@@ -93,7 +100,21 @@ def reasons(status: StatusReply, stats: Mapping[str, int]) -> list[str]:
             text = {"breaker open": "left alone for a while, after failures"}
             why = f": {tier.why}" if tier.why else ""
             found.append(f"tier {tier.name} is {text.get(tier.state, tier.state)}{why}")
+        elif tier.silent_s >= TIER_SILENT_S:
+            found.append(
+                f"tier {tier.name} has not answered for {tier.silent_s:.0f} s: nothing is read or "
+                "written there until it does, or its porter is replaced"
+            )
     return found
+
+
+def warnings(status: StatusReply) -> list[str]:
+    """What is of little use though it works, one line each; empty where there is nothing.
+
+    Args:
+        status: a server's answer to STATUS.
+    """
+    return [f"tier {tier.name}: {tier.warning}" for tier in status.tiers if tier.warning]
 
 
 def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:

@@ -233,13 +233,7 @@ class Core:
         self._state.pools.copier_ready(copier)
 
     def copier_refused(self, copier: CopierId, reason: str, now_ns: int) -> None:
-        """A copier of a device could not be started; if it is kept, that is tried again.
-
-        Args:
-            copier: which.
-            reason: one line.
-            now_ns: current time.
-        """
+        """A copier could not be started, as ``reason`` says; if it is kept, it is tried again."""
         self._state.clock.advance(now_ns)
         self._state.pools.copier_refused(copier, reason)
 
@@ -312,10 +306,12 @@ class Core:
         capacity_bytes: int,
         now_ns: int,
         shares: bytes = b"",
+        warning: str = "",
     ) -> None:
-        """TierHealth ended; arguments as for ``porter_ready``, and bytes by tenant, packed."""
+        """TierHealth ended; as for ``porter_ready``, bytes by tenant, packed, and for STATUS."""
         self._state.clock.advance(now_ns)
-        self._state.tiers.checked(job, ok, used_bytes, capacity_bytes, *unpack_shares(shares))
+        room = used_bytes, capacity_bytes
+        self._state.tiers.checked(job, ok, *room, *unpack_shares(shares), warning)
 
     def salt_found(self, search: int, slots: Slots, generations: Slots, now_ns: int) -> None:
         """FindSalt ended: slots of the extent, and the generations of their records."""

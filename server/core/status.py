@@ -185,6 +185,8 @@ class Collection:
             jobs=len(tier.flying),
             waiting_puts=sum(one.num_waiting for one in writers),
             why=(refused or tier.breaker.why)[:MAX_TEXT_CHARS],
+            silent_s=tier.silent_ns / SECOND_NS,
+            warning=tier.warning[:MAX_TEXT_CHARS] if tier.is_open else "",
         )
 
     def _copier(self, copier: CopierId) -> CopierStatus:

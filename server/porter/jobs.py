@@ -277,7 +277,8 @@ class Performer:
         with self._calling(CALL_S):
             health = self._tier.health()
         warnings = (health.warning, self._vault.warning()) if health.ok else ()
-        self._warned.tell("; ".join(filter(None, warnings)))
+        warning = "; ".join(filter(None, warnings))
+        self._warned.tell(warning)
         return Answer(
             Kind.HEALTH,
             command.number,
@@ -285,6 +286,7 @@ class Performer:
             used_bytes=max(0, health.used_bytes),
             capacity_bytes=max(0, health.capacity_bytes),
             statuses=pack_shares(health.shares, health.salts),
+            warning=warning,
         )
 
 

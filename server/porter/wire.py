@@ -16,7 +16,8 @@ u64``, then for GET, PUT and TOUCH a status byte for each part (of TOUCH those o
 front), for NAMESPACES fingerprints, for NAMESPACE what it is, for HOTTEST and NEXT ``total u32,
 more u32`` (chunks in the list; whether others follow) and then the key of a chunk and that of its
 parent, 16 bytes each, parents first, for OF_SALT what ``pack_names`` made; else an error text in
-UTF-8 when it failed.
+UTF-8 when it failed. Behind what ``pack_shares`` made, the ``count`` bytes at the end of HEALTH are
+what the tier warns of, in UTF-8.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ class Answer:
             lists, what it lists; of HEALTH, what ``pack_shares`` made.
         used_bytes: of READY and HEALTH, advisory.
         capacity_bytes: of READY and HEALTH, advisory, 0 for unknown.
+        warning: of HEALTH: why a tier that serves may be of little use, one line; empty for none.
     """
 
     kind: Kind
@@ -127,6 +129,7 @@ class Answer:
     statuses: bytes = field(default=b"")
     used_bytes: int = 0
     capacity_bytes: int = 0
+    warning: str = ""
 
 
 def pack_command(command: Command) -> bytes:
@@ -202,21 +205,22 @@ def pack_answer(answer: Answer) -> bytes:
     """One packet for the main process.
 
     Args:
-        answer: its text is cut to MAX_TEXT_BYTES.
+        answer: its texts are cut to MAX_TEXT_BYTES.
 
     Returns:
         The packet.
     """
     text = (answer.error or "").encode("utf-8", "replace")[:MAX_TEXT_BYTES]
+    warning = answer.warning.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
     head = _ANSWER.pack(
         answer.kind,
         answer.error is not None,
-        answer.count,
+        len(warning) if answer.kind == Kind.HEALTH else answer.count,
         answer.number,
         answer.used_bytes,
         answer.capacity_bytes,
     )
-    return head + (text if answer.error is not None else answer.statuses)
+    return head + (text if answer.error is not None else answer.statuses + warning)
 
 
 def unpack_answer(packet: bytes) -> Answer:
@@ -237,4 +241,8 @@ def unpack_answer(packet: bytes) -> Answer:
     tail = packet[_ANSWER.size :]
     if failed:
         return Answer(Kind(kind), number, count, error=tail.decode("utf-8", "replace"))
-    return Answer(Kind(kind), number, count, None, tail, used_bytes, capacity_bytes)
+    warning = ""
+    if kind == Kind.HEALTH:
+        end = max(0, len(tail) - count)
+        tail, warning, count = tail[:end], tail[end:].decode("utf-8", "replace"), 0
+    return Answer(Kind(kind), number, count, None, tail, used_bytes, capacity_bytes, warning)

@@ -154,7 +154,8 @@ class TierActions:
             self._core.tier_probed(job, answer.count if is_well else None, now_ns)
         elif answer.kind == Kind.HEALTH:
             room = answer.used_bytes, answer.capacity_bytes
-            self._core.tier_health(job, is_well, *room, now_ns, answer.statuses)
+            warning = public(answer.warning)
+            self._core.tier_health(job, is_well, *room, now_ns, answer.statuses, warning)
 
 
 def public(text: str) -> str:

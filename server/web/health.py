@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from protocol.status import COPIER_SILENT_S
+from protocol.status import COPIER_SILENT_S, TIER_SILENT_S
 from server.web.watch import Answer, View
 
 HOST_COPIER = "host"
-TIER_STALL_S = 7.0
-"""Without an end of any of a tier's jobs, each of which may move some MiB over a network."""
-
 CHECKS = ("loop", "draining", "copiers", "arena", "sockets", "tiers")
 """What ``ready`` looks at, by the names that ``exclude`` takes."""
 
@@ -92,11 +89,11 @@ def _copiers(answer: Answer) -> Iterator[Check]:
 def _tiers(answer: Answer) -> Iterator[Check]:
     if answer.status is not None:
         for tier in answer.status.tiers:
-            stalled_s = answer.stalled_s.get(f"tier_{tier.name}", 0.0)
-            is_stalled = stalled_s > TIER_STALL_S
-            still = f", and nothing has come to an end for {stalled_s:.0f} s" if is_stalled else ""
-            is_good = tier.state == "up" and not is_stalled
-            why = f": {tier.why}" if tier.why else ""
+            is_silent = tier.silent_s >= TIER_SILENT_S
+            text = f", and nothing has come to an end for {tier.silent_s:.0f} s"
+            still = text if is_silent else ""
+            why = f": {tier.why or tier.warning}" if tier.why or tier.warning else ""
+            is_good = tier.state == "up" and not is_silent
             yield Check("tiers", is_good, f"{tier.name}: {tier.state}{why}{still}")
         return
     for name, value in answer.values.items():  # a server that does not know STATUS

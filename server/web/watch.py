@@ -12,16 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from protocol.errors import ErrorCode, ReplyError
 from protocol.messages import Body, Quotas, QuotasReply, Request, StatusReply
 from protocol.quotas import QuotaRow
 from server import asking
-from server.web.stalls import Stalls
 
 _log = logging.getLogger("kvkeep.web")
 B = TypeVar("B", bound=Body)
@@ -67,7 +66,6 @@ class Answer:
         values: the counters, empty without an answer.
         status: who is here; None without an answer, or from a server that does not know STATUS.
         why: why there is no answer; empty when there is.
-        stalled_s: by kind of work, for how long it has been under way and none has ended.
         quotas: of tenants that have one, in L1 and in lower tiers.
     """
 
@@ -77,7 +75,6 @@ class Answer:
     values: dict[str, int]
     status: StatusReply | None
     why: str = ""
-    stalled_s: Mapping[str, float] = field(default_factory=dict)
     quotas: tuple[QuotaRow, ...] = ()
 
 
@@ -127,7 +124,6 @@ class Watch:
         self._connection: ExitStack | None = None
         self._asks: Asks | None = None
         self._unknown: set[str] = set()
-        self._stalls = Stalls()
         self._thread = threading.Thread(target=self._run, name="kvkeep-web-watch", daemon=True)
 
     def start(self) -> None:
@@ -213,8 +209,7 @@ class Watch:
             values, status, quotas = {}, None, ()
             self._close()
         now_s = time.monotonic()
-        stalled_s = self._stalls.note(values, now_s)
-        return Answer(now_s, time.time(), now_s - begun_s, values, status, why, stalled_s, quotas)
+        return Answer(now_s, time.time(), now_s - begun_s, values, status, why, quotas)
 
     def _open(self) -> Asks:
         if self._asks is None:

@@ -89,6 +89,7 @@ class Tier:
         shares: bytes by namespace, where the tier counts them.
         salts: bytes of salts that have a quota there, likewise.
         shared_bytes: what floors there may add up to; 0 where it keeps no quotas.
+        warning: why it may be of little use though it serves, as it last said; empty for none.
         carried_bytes: read and written since the server began.
         changed: called after it became open, or stopped being open.
     """
@@ -118,7 +119,7 @@ class Tier:
         self._puts: deque[Job] = deque()
         self._bytes = {TierGet: 0, TierPut: 0}
         self._watch = 0
-        self._moved_ns = 0
+        self._moved_ns = self._num_drops = 0
         self.breaker = Breaker(timers, self._check, self._switched)
         self.is_up = False
         self.flying: dict[JobId, Job] = {}
@@ -129,6 +130,7 @@ class Tier:
         self.shares: dict[bytes, int] = {}
         self.salts: dict[bytes, int] = {}
         self.shared_bytes = config.shared_bytes
+        self.warning = ""
         self.carried_bytes = 0
         self.changed: Callable[[Tier], None] = lambda tier: None
 
@@ -146,6 +148,14 @@ class Tier:
     def job_bytes(self) -> int:
         """Most bytes of one write, so that another one may be on its way meanwhile."""
         return min(JOB_BYTES, self._put_bytes // 2)
+
+    @property
+    def silent_ns(self) -> int:
+        """For how long it has had work and none ended, nor any byte moved; 0 while it forgets."""
+        if self._num_drops or not self.flying:  # to forget a namespace may take minutes
+            return 0
+        oldest = next(iter(self.flying.values()))  # in the order of their beginning
+        return max(0, self._timers.clock.now_ns - max(oldest.begun_ns, self._moved_ns))
 
     def count(self, what: str, number: int = 1) -> None:
         """Adds to one of its counters."""
@@ -190,8 +200,7 @@ class Tier:
         """Has chunks forgotten, all of the namespace without keys."""
         if not keys:
             self.told.discard(fingerprint)
-        flying = sum(isinstance(job.effect, TierDrop) for job in self.flying.values())
-        if not self.is_open or flying >= MAX_DROPS:
+        if not self.is_open or self._num_drops >= MAX_DROPS:
             over(None, 0)
             return
         self._send(Job(TierDrop(self.number, self._job(), fingerprint, keys, shards), over))
@@ -279,6 +288,7 @@ class Tier:
     def _send(self, job: Job) -> None:
         job.begun_ns = self._timers.clock.now_ns
         self.flying[job.effect.job] = job
+        self._num_drops += isinstance(job.effect, TierDrop)
         if isinstance(job.effect, TierGet | TierPut):
             self._bytes[type(job.effect)] += job.num_bytes
         self._outbox.add(job.effect)
@@ -337,6 +347,7 @@ class Tier:
 
     def _landed(self, job_id: JobId) -> Job:
         job = self.flying.pop(job_id)
+        self._num_drops -= isinstance(job.effect, TierDrop)
         if isinstance(job.effect, TierGet | TierPut):
             self._bytes[type(job.effect)] -= job.num_bytes
         if isinstance(job.effect, TierGet):

@@ -277,13 +277,14 @@ class Tiers:
         capacity_bytes: int,
         shares: dict[bytes, int],
         salts: dict[bytes, int],
+        warning: str,
     ) -> None:
         """TierHealth was answered."""
         for tier in self.tiers:
             if job in tier.flying:
                 tier.checked(job, is_well, used_bytes, capacity_bytes)
                 if is_well:
-                    tier.shares, tier.salts = shares, salts
+                    tier.shares, tier.salts, tier.warning = shares, salts, warning
                 return
 
     def moves(self, number: TierId) -> None:

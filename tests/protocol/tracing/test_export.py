@@ -167,7 +167,7 @@ def test_without_the_package_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    with pytest.raises(TracingError, match="pip install 'kvkeep"):
+    with pytest.raises(TracingError, match="pip install 'opentelemetry-sdk>="):
         Exporter("x", "1", lambda text: None)
     assert "tracing" in export.INSTALL
 

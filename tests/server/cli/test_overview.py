@@ -85,6 +85,7 @@ def test_latency_is_told_by_the_buckets_that_quantiles_are_in() -> None:
         (reply(tiers=(replace(TIER, state="down"),)), "tier disk is down"),
         (reply(tiers=(replace(TIER, state="down", why="no room"),)), "tier disk is down: no room"),
         (reply(tiers=(replace(TIER, state="breaker open"),)), "tier disk is left alone"),
+        (reply(tiers=(replace(TIER, silent_s=8.2),)), "tier disk has not answered for 8 s"),
     ],
 )
 def test_what_is_wrong_is_said(status: object, said: str) -> None:

@@ -199,6 +199,37 @@ def test_tiers_say_how_they_stand() -> None:
     assert status(a).tiers[1].why == "x" * MAX_TEXT_CHARS
 
 
+def test_a_tier_that_hangs_is_silent_for_as_long_as_it_does() -> None:
+    """Frozen with a check-up to answer: nobody reads or writes, and its breaker is closed."""
+    world = TierWorld(tiered(TierConfig("cold", kind="disk")), auto_tiers=False)
+    world.up(0)
+    a = world.engine()
+    assert status(a).tiers[0].silent_s == 0
+    tier = world.core._state.tiers.tiers[0]
+    tier.breaker._check()
+    world.step(8 * SECOND)
+    row = status(a).tiers[0]
+    assert row.state == "up"
+    assert 8 <= row.silent_s < 9
+
+
+def test_what_a_tier_warns_of_is_told_while_it_is_used() -> None:
+    world = TierWorld(tiered(TierConfig("cold", kind="disk")))
+    world.up(0)
+    a = world.engine()
+    tier = world.core._state.tiers.tiers[0]
+
+    def checked(well: bool, warning: str = "") -> str:
+        tier.breaker._check()
+        (job,) = tier.flying
+        world.core.tier_health(job, well, 0, 0, world.now_ns, b"", warning)
+        return status(a).tiers[0].warning
+
+    assert checked(True, "its file system is full") == "its file system is full"
+    assert checked(True, "x" * 600) == "x" * MAX_TEXT_CHARS
+    assert checked(False) == "", "it says why it is not used instead"
+
+
 def test_copiers_by_the_name_of_their_device_and_how_often_they_came_again() -> None:
     world = World(config())
     a = world.engine()

@@ -244,7 +244,8 @@ def test_health_as_it_says(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     answer = rig.performer.perform(Command(Kind.HEALTH, 6))
     assert list(unpack_shares(answer.statuses)[0].items()) == [(OTHER, 7), (SPACE, 5)]
     rig.tier.health_now = Health(ok=True, warning="of little use")
-    assert rig.performer.perform(Command(Kind.HEALTH, 6)).error is None
+    answer = rig.performer.perform(Command(Kind.HEALTH, 6))
+    assert (answer.error, answer.warning) == (None, "of little use")
     assert caplog.messages == ["of little use"]
     rig.tier.health_now = Health(ok=False, note="full")
     assert rig.performer.perform(Command(Kind.HEALTH, 6)).error == "full"

@@ -57,7 +57,8 @@ def test_answers_go_there_and_back(
     packet = wire.pack_answer(Answer(kind, number, 5, error, statuses, number // 2, number // 3))
     answer = wire.unpack_answer(packet)
     assert len(packet) <= wire.MAX_ANSWER_BYTES
-    assert (answer.kind, answer.number, answer.count) == (kind, number, 5)
+    count = 0 if kind is Kind.HEALTH else 5  # it has no room for one there
+    assert (answer.kind, answer.number, answer.count) == (kind, number, count)
     if error is None:
         assert answer.statuses == statuses
         assert (answer.used_bytes, answer.capacity_bytes) == (number // 2, number // 3)
@@ -65,6 +66,20 @@ def test_answers_go_there_and_back(
     else:
         assert answer.error is not None
         assert not error.isascii() or answer.error == error[: wire.MAX_TEXT_BYTES]
+
+
+@given(st.binary(max_size=MAX_PARTS), st.text(max_size=wire.MAX_TEXT_BYTES // 4))
+def test_a_warning_rides_behind_what_a_tier_counts(statuses: bytes, warning: str) -> None:
+    answer = Answer(Kind.HEALTH, 7, statuses=statuses, used_bytes=5, warning=warning)
+    assert wire.unpack_answer(wire.pack_answer(answer)) == answer
+
+
+def test_a_long_warning_is_cut_and_one_of_a_wrong_length_is_read_as_far_as_it_goes() -> None:
+    packet = wire.pack_answer(Answer(Kind.HEALTH, 7, statuses=b"counts", warning="w" * 1000))
+    read = wire.unpack_answer(packet)
+    assert (read.statuses, read.warning) == (b"counts", "w" * wire.MAX_TEXT_BYTES)
+    cut = wire.unpack_answer(packet[: 32 + 10])
+    assert (cut.statuses, cut.warning) == (b"", "countswwww")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -114,11 +113,10 @@ def answer(
     told: StatusReply | None = None,
     at_s: float = 1000.0,
     why: str = "",
-    stalled_s: Mapping[str, float] | None = None,
     quotas: tuple[QuotaRow, ...] = (),
 ) -> Answer:
     """What came of one question."""
-    return Answer(at_s, at_s + 1e9, 0.002, values or {}, told, why, stalled_s or {}, quotas)
+    return Answer(at_s, at_s + 1e9, 0.002, values or {}, told, why, quotas)
 
 
 def view(values: dict[str, int] | None = None, told: StatusReply | None = None) -> View:

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from protocol.messages import StatusReply
-from server.web.health import CHECKS, TIER_STALL_S, alive, ready
+from protocol.status import TIER_SILENT_S
+from server.cli import overview
+from server.web.health import CHECKS, alive, ready
 from server.web.watch import View
-from tests.server.web.answers import COPIER, SERVER, TIER, answer, silent, status, view
+from tests.server.web.answers import COPIER, SERVER, TIER, silent, status, view
 
 GOOD = {"extents": 3, "tier_disk_up": 1}
 
@@ -57,13 +59,21 @@ def test_what_breaks_is_named(changes: dict[str, object], word: str) -> None:
 
 
 def test_a_tiers_work_that_does_not_come_to_an_end_is_named() -> None:
-    def after(stalled_s: float) -> list[str]:
-        latest = answer(GOOD, status(), stalled_s={"tier_disk": stalled_s})
-        return failed(View(latest, latest))
+    def after(silent_s: float) -> list[str]:
+        told = status(tiers=(msgspec.structs.replace(TIER, silent_s=silent_s),))
+        assert bool(failed(view(GOOD, told))) == bool(overview.reasons(told, GOOD)), "status, too"
+        return failed(view(GOOD, told))
 
-    assert after(TIER_STALL_S) == []
-    (why,) = after(TIER_STALL_S + 1)
-    assert why.startswith("tiers: disk: up, and nothing has come to an end for ")
+    assert after(TIER_SILENT_S - 0.1) == []
+    (why,) = after(TIER_SILENT_S)
+    assert why == "tiers: disk: up, and nothing has come to an end for 7 s"
+
+
+def test_what_a_tier_warns_of_is_said_and_is_no_reason_to_fail() -> None:
+    warned = status(tiers=(msgspec.structs.replace(TIER, warning="it is full"),))
+    assert failed(view(GOOD, warned)) == []
+    texts = [check.text for check in ready(view(GOOD, warned)) if check.name == "tiers"]
+    assert texts == ["disk: up: it is full"]
 
 
 def test_a_copier_that_is_at_work_for_a_moment_is_well() -> None:

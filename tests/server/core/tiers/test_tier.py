@@ -65,6 +65,39 @@ class Bench:
         return self.outbox.counters[f"tier_t_{name}"]
 
 
+def test_it_is_silent_while_nothing_that_was_asked_of_it_ends_or_moves() -> None:
+    bench = Bench()
+    assert bench.tier.silent_ns == 0
+    bench.put("a")
+    bench.wait(3 * SECOND_NS)
+    bench.put("b")
+    assert bench.tier.silent_ns == 3 * SECOND_NS
+    bench.tier.moves()
+    bench.wait(SECOND_NS)
+    assert bench.tier.silent_ns == SECOND_NS
+    first, second = (effect.job for effect in bench.sent())
+    bench.wait(SECOND_NS)
+    bench.tier.done(first, OK)
+    bench.wait(SECOND_NS)
+    assert bench.tier.silent_ns == SECOND_NS
+    bench.tier.done(second, OK)
+    assert bench.tier.silent_ns == 0
+
+
+def test_to_forget_takes_its_time_and_is_no_silence() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.tier.drop(SPACE, b"", 1, bench.over("clear"))
+    bench.wait(9 * SECOND_NS)
+    assert bench.tier.silent_ns == 0
+    _, drop = (effect.job for effect in bench.sent())
+    bench.tier.done(drop, b"")
+    bench.wait(SECOND_NS // 2)
+    assert bench.tier.silent_ns == SECOND_NS // 2
+    bench.tier.lost()
+    assert bench.tier.silent_ns == 0
+
+
 def test_reads_go_before_writes_within_the_window() -> None:
     bench = Bench()
     for name in "abc":
