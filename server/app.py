@@ -52,7 +52,7 @@ from server.shell.sdnotify import Notifier
 from server.shell.socketfile import SocketFile
 from server.shell.supervisor import Supervisor
 from server.sidechildren import SideChildren, wants_traces
-from server.tierspec import TierSpec, keeps_quotas
+from server.tierspec import TierSpec, has_ledger, keeps_quotas
 
 _log = logging.getLogger("kvkeep.server")
 
@@ -406,7 +406,14 @@ def _tier_config(spec: TierSpec) -> TierConfig:
     lists = spec.kind == "disk"
     shared_bytes = spec.number("size") * 7 // 8 if keeps_quotas(spec) else 0
     return TierConfig(
-        spec.name, spec.policy, spec.uses, window_bytes, spec.kind, lists, shared_bytes
+        spec.name,
+        spec.policy,
+        spec.uses,
+        window_bytes,
+        spec.kind,
+        lists,
+        shared_bytes,
+        has_ledger(spec),
     )
 
 

@@ -177,6 +177,8 @@ def _metadata(key: str, text: str) -> str:
     return text if text == _HANDSHAKE else _web(f"{key}: neither {_HANDSHAKE} nor a URL", text)
 
 
+_path = _matching(re.compile(r"/[^\0]{1,500}"), "an absolute path")
+_LEDGER = {"ledger": Option(_path, "")}
 _word = _matching(_WORD, "letters, digits and . , : _ -")
 
 KINDS: Mapping[str, Kind] = {
@@ -199,6 +201,7 @@ KINDS: Mapping[str, Kind] = {
             "replicas": Option(_number(1, 16), 1),
             "max_replicas": Option(_number(0, 16), 0),
             "metadata": Option(_metadata, _HANDSHAKE),
+            **_LEDGER,
         },
         has_credentials=False,
     ),
@@ -207,7 +210,8 @@ KINDS: Mapping[str, Kind] = {
         {
             "cluster": Option(_flag, False),
             "tls": Option(_flag, False),
-            "ca": Option(_matching(re.compile(r"/.{1,500}"), "an absolute path"), ""),
+            "ca": Option(_path, ""),
+            **_LEDGER,
         },
     ),
     "s3": Kind(
@@ -217,6 +221,7 @@ KINDS: Mapping[str, Kind] = {
             "region": Option(_word, "us-east-1"),
             "style": Option(_one_of("path", "virtual"), "path"),
             "insecure": Option(_flag, False),
+            **_LEDGER,
         },
     ),
 }

@@ -161,6 +161,10 @@ def parse_all(urls: Sequence[str]) -> tuple[TierSpec, ...]:
             spec = TierSpec(**{**spec.__dict__, "name": f"{spec.kind}{number}"})
         if any((one.kind, one.location) == (spec.kind, spec.location) for one in specs):
             raise _wrong(f"{KEY}: two tiers of the kind {spec.kind} are at one place")
+        if has_ledger(spec) and any(
+            one.options.get("ledger") == spec.text("ledger") for one in specs
+        ):
+            raise _wrong(f"{KEY}: two tiers have one ledger; expected a folder for each")
         specs.append(spec)
     return tuple(specs)
 
@@ -308,5 +312,10 @@ def _wrong(text: str) -> ConfigError:
 
 
 def keeps_quotas(spec: TierSpec) -> bool:
-    """Whether a tier knows whose its values are, and keeps tenants' quotas."""
+    """Whether a tier knows whose its values are, and keeps tenants' floors and limits."""
     return spec.kind == "disk" and spec.text("layout") != "files"
+
+
+def has_ledger(spec: TierSpec) -> bool:
+    """Whether a store has a ledger: it knows whose values are, and keeps tenants' limits alone."""
+    return bool(spec.options.get("ledger"))

@@ -29,7 +29,8 @@ class TierConfig:
             goes alone.
         kind: of store, for people.
         lists: whether it can say what namespaces it has.
-        shared_bytes: what tenants' floors there may add up to; 0 where it keeps no quotas.
+        shared_bytes: what tenants' floors there may add up to; 0 where it keeps none.
+        has_ledger: whether it knows what this server wrote, and keeps tenants' limits alone.
     """
 
     name: str
@@ -39,6 +40,7 @@ class TierConfig:
     kind: str = ""
     lists: bool = False
     shared_bytes: int = 0
+    has_ledger: bool = False
 
 
 @dataclass(frozen=True)

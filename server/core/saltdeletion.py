@@ -263,7 +263,7 @@ class SaltDeletion:
     def _look_below(self, search: Search, tier: Tier) -> Steps:
         if not tier.policy.writes:
             return
-        if not tier.shared_bytes:
+        if not tier.knows_tenants:
             search.unknown[tier.name] = None
             return
 

@@ -47,11 +47,17 @@ class TierQuotas:
         tier = self._tier(change.tier)
         if not change.floor_bytes and not change.limit_bytes:
             return
-        if not tier.shared_bytes:
+        if not tier.knows_tenants:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
-                f"the tier {tier.name} keeps no quotas, only a disk with layout=slab does: give a "
-                "tenant a store, bucket or folder of its own there",
+                f"the tier {tier.name} keeps no quotas: a disk with layout=slab does, and a store "
+                "keeps limits where its URL has ledger=/a/folder of this server's own",
+            )
+        if change.floor_bytes and tier.has_ledger:
+            raise RequestError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"the tier {tier.name} keeps limits and no floors, for others write there and it "
+                "evicts by itself: give each of the others a limit, so that all fit together",
             )
         others = [one for key, one in self._set[tier.name].items() if key != _key(change)]
         left_bytes = tier.shared_bytes - sum(one.floor_bytes for one in others)

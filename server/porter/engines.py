@@ -12,6 +12,7 @@ from typing import cast
 
 from protocol.extras import install
 from server.tiers.interface import Tier, TierError
+from server.tiers.ledger import with_ledger
 from server.tierspec import TierSpec
 
 _MODULES = {
@@ -24,7 +25,7 @@ _MODULES = {
 
 
 def open_tier(spec: TierSpec) -> Tier:
-    """Opens a tier.
+    """Opens a tier, with its ledger where one is wanted.
 
     Args:
         spec: of a kind that there is.
@@ -41,4 +42,5 @@ def open_tier(spec: TierSpec) -> Tier:
         package = (error.name or "a library of it").partition(".")[0]
         raise TierError(f"{package} cannot be imported: {install(spec.kind)}") from error
     opened = cast(Callable[[TierSpec], Tier], module.open)
-    return opened(spec)
+    tier = opened(spec)
+    return with_ledger(tier, spec) if spec.options.get("ledger") else tier

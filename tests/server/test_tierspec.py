@@ -7,7 +7,16 @@ from server import tierspec
 from server.core.tiers.policy import Policy
 from server.sizes import GIB, MIB
 from server.tieroptions import KINDS
-from server.tierspec import TierSpec, from_json, joined, keeps_quotas, parse, parse_all, to_json
+from server.tierspec import (
+    TierSpec,
+    from_json,
+    has_ledger,
+    joined,
+    keeps_quotas,
+    parse,
+    parse_all,
+    to_json,
+)
 
 SECRET = "hunter2"
 
@@ -176,3 +185,25 @@ def test_a_disk_that_a_server_has_for_itself_keeps_quotas() -> None:
     assert keeps_quotas(parse("disk:/a?size=1G"))
     assert not keeps_quotas(parse("disk:/a?size=1G&layout=files"))
     assert not keeps_quotas(parse("valkey://localhost:6379"))
+
+
+@pytest.mark.parametrize(
+    "url", ["valkey://localhost:6379", "s3://bucket", "mooncake://localhost:50051"]
+)
+def test_a_store_has_a_ledger_where_one_is_named(url: str) -> None:
+    assert not has_ledger(parse(url))
+    spec = parse(f"{url}?ledger=/var/lib/kvkeep/ledger")
+    assert has_ledger(spec)
+    assert not keeps_quotas(spec)
+    assert spec.text("ledger") == "/var/lib/kvkeep/ledger"
+    with pytest.raises(ConfigError, match="expected an absolute path"):
+        parse(f"{url}?ledger=ledger")
+    with pytest.raises(ConfigError, match="two tiers have one ledger"):
+        parse_all([f"{url}?ledger=/a", "valkey://localhost:6380?ledger=/a"])
+    assert len(parse_all([f"{url}?ledger=/a", "valkey://localhost:6380?ledger=/b"])) == 2
+
+
+def test_a_disk_has_no_ledger() -> None:
+    assert not has_ledger(parse("disk:/a?size=1G"))
+    with pytest.raises(ConfigError, match="'ledger' is none of its options"):
+        parse("disk:/a?size=1G&ledger=/a")

@@ -88,7 +88,8 @@ class Tier:
         capacity_bytes: likewise, 0 for unknown.
         shares: bytes by namespace, where the tier counts them.
         salts: bytes of salts that have a quota there, likewise.
-        shared_bytes: what floors there may add up to; 0 where it keeps no quotas.
+        shared_bytes: what floors there may add up to; 0 where it keeps none.
+        has_ledger: whether it knows what this server wrote, and keeps limits alone.
         warning: why it may be of little use though it serves, as it last said; empty for none.
         carried_bytes: read and written since the server began.
         changed: called after it became open, or stopped being open.
@@ -130,6 +131,7 @@ class Tier:
         self.shares: dict[bytes, int] = {}
         self.salts: dict[bytes, int] = {}
         self.shared_bytes = config.shared_bytes
+        self.has_ledger = config.has_ledger
         self.warning = ""
         self.carried_bytes = 0
         self.changed: Callable[[Tier], None] = lambda tier: None
@@ -138,6 +140,11 @@ class Tier:
     def is_open(self) -> bool:
         """Whether it may be asked."""
         return self.is_up and self.breaker.is_closed
+
+    @property
+    def knows_tenants(self) -> bool:
+        """Whether it knows whose its values are, or which of them this server wrote."""
+        return bool(self.shared_bytes) or self.has_ledger
 
     @property
     def bit(self) -> int:

@@ -86,20 +86,31 @@ def test_a_tier_that_could_not_be_told_is_told_again() -> None:
     [
         (change(101), "at most 100 bytes, 7/8 of its size: 70 are left"),
         (change(71), "70 are left"),
-        (change(1, tier="valkey"), "keeps no quotas"),
-        (change(1, tier="tape"), "there are: disk, valkey"),
+        (change(1, tier="valkey"), "keeps no quotas: .* ledger=/a/folder"),
+        (change(0, 1, tier="valkey"), "keeps no quotas"),
+        (change(1, tier="s3"), "no floors, .* a limit, so that all fit together"),
+        (change(1, 2, tier="s3"), "no floors"),
+        (change(1, tier="tape"), "there are: disk, valkey, s3"),
         (change(0, tier="tape"), "no lower tier"),
         (change(9, limit=8), "below the floor"),
     ],
 )
 def test_what_cannot_be_is_refused(wanted: QuotaChange, expected: str) -> None:
-    _, engine = begun(DISK, TierConfig("valkey"))
+    _, engine = begun(DISK, TierConfig("valkey"), TierConfig("s3", has_ledger=True))
     allot(engine, change(30, tenant=OTHER))
     request = m.Quotas(change=wanted)
     with pytest.raises(ReplyError, match=expected) as caught:
         engine.ask(request)
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
     assert len(engine.ask(m.Quotas()).quotas) == 1
+
+
+def test_a_store_with_a_ledger_is_told_its_limits() -> None:
+    world, engine = begun(TierConfig("s3", has_ledger=True))
+    world.up()
+    rows = allot(engine, change(0, 60, tier="s3"))
+    assert [(one.tier, one.floor_bytes, one.limit_bytes) for one in rows] == [("s3", 0, 60)]
+    assert world.tiers[0].quotas == [Share(True, SALT, 0, 60)]
 
 
 def test_there_is_a_most_of_quotas_in_all_tiers_together() -> None:

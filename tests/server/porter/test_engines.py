@@ -1,10 +1,12 @@
 """Engines by kind: opened as they are, and one that is not installed is told in one line."""
 
+from pathlib import Path
+
 import pytest
 
 from server.porter import engines
 from server.tieroptions import KINDS
-from server.tiers.interface import TierError
+from server.tiers.interface import Sharing, TierError
 from server.tierspec import parse
 from tests.server.porter.memorytier import MemoryTier
 
@@ -25,3 +27,15 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(TierError) as caught:
         engines.open_tier(parse("s3://bucket"))
     assert "pip install 'obstore>=" in str(caught.value)
+
+
+def test_a_ledger_is_put_beside_a_store_whose_url_names_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(engines._MODULES, "s3", "tests.server.porter.memorytier")
+    assert not isinstance(engines.open_tier(parse("s3://bucket")), Sharing)
+    tier = engines.open_tier(parse(f"s3://bucket?ledger={tmp_path}/ledger"))
+    assert isinstance(tier, Sharing)
+    tier.close()
+    with pytest.raises(TierError, match=r"ledger=.*is of s3://bucket, and this is s3://other"):
+        engines.open_tier(parse(f"s3://other?ledger={tmp_path}/ledger"))

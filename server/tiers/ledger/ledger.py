@@ -1,0 +1,454 @@
+"""The ledger of a store: what this server wrote there, counted by tenant, exact through any kill.
+
+Purpose: a value is entered before the store gets it and struck out after the store has lost it, so
+at every moment all that this server may have in the store is counted. Who is at its limit is told
+which of its own values must go first. Changes are in the log before anything else happens, without
+waiting for the disk; a thread commits them to the book once a second. A kill loses nothing; a crash
+of the machine may lose what was entered in the last two seconds. Must not know: any store. Runs in:
+the porter, on its worker threads and one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import islice
+from typing import NamedTuple
+
+from server.core.tiers.parts import MAX_SHARES, Share
+from server.tiers.disk.files import Files
+from server.tiers.disk.troubles import Troubles
+from server.tiers.interface import TierError
+from server.tiers.ledger.book import Book, BookUnusableError
+from server.tiers.ledger.folder import held
+from server.tiers.ledger.log import Log
+from server.tiers.ledger.notes import Notes
+from server.tiers.ledger.rows import Change, Row, Tenant, tenants_of
+from server.tiers.ledger.settling import settle
+
+MAX_VALUES = 4 << 20
+"""Values of one ledger; at more those used longest ago make room. Up to 1 KiB of file for each."""
+
+COMMIT_S = 1.0
+MAX_LOG_BYTES = 8 << 20
+"""With more in the log the next change waits for a commit."""
+
+MAX_VICTIMS = 512
+"""Values that go in one request."""
+
+AGES = 32
+"""A use is entered only of what was not among the last 32nd to be used."""
+
+_LOOKED_AT = 8192
+_SLICE = 4096
+_HELD_S = 1.0
+_STOP_S = 5.0
+
+
+class LedgerError(TierError):
+    """The ledger cannot be read or written now."""
+
+
+class Wanted(NamedTuple):
+    """A value that is to be written.
+
+    Attributes:
+        name: packed.
+        num_bytes: in the store.
+        salt: digest of the salt under which it was stored first, or empty.
+    """
+
+    name: bytes
+    num_bytes: int
+    salt: bytes
+
+
+@dataclass
+class Taken:
+    """What became of values that are to be written.
+
+    Attributes:
+        entered: numbers of those that are in the ledger: they may be written now.
+        waiting: of those that find no room before others have gone.
+        victims: names of such others, which nobody writes until they are ``removed`` or ``kept``.
+    """
+
+    entered: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    victims: list[bytes] = field(default_factory=list)
+
+
+class Ledger:
+    """One folder, in use by one porter.
+
+    Attributes:
+        notes: what is under way, and what was seen of the store.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        store: str,
+        troubles: Troubles,
+        files: Files | None = None,
+        max_values: int = MAX_VALUES,
+    ) -> None:
+        """Opens the folder, or makes it.
+
+        Args:
+            folder: absolute path.
+            store: which store it is of, in one line without secrets.
+            troubles: what goes wrong is told there.
+            files: the system calls; None for the real ones.
+            max_values: most that are in it.
+
+        Raises:
+            TierError: it cannot be used, is of another store, or another server uses it.
+        """
+        self._files = files or Files()
+        self._folder, self._max_values = folder, max_values
+        self._troubles = troubles
+        self._lock = threading.Lock()
+        self._limits: dict[Tenant, int] = {}
+        self._salts: tuple[bytes, ...] = ()
+        self._told: tuple[tuple[tuple[bytes, int], ...], ...] = ((), ())
+        self._book: Book | None = None
+        self._log: Log | None = None
+        self._hold = held(self._files, folder, store)
+        try:
+            book = self._open()
+        except BaseException:
+            self._hold.release()
+            raise
+        self.notes = Notes(book.clock)
+        self.notes.doubt(book.open_names())
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> Book:
+        """Opens the book, and brings it up to what the log has."""
+        book: Book | None = None
+        log: Log | None = None
+        try:
+            book = Book(os.path.join(self._folder, "book"), self._max_values)
+            log = Log(self._files, os.path.join(self._folder, "log"))
+            changes = log.read(book.number)
+            while some := list(islice(changes, _SLICE)):
+                book.apply(some)
+                book.clock = max([book.clock, *(max(row[1:3]) for _, row in some if row)])
+            book.commit(log.number, book.clock)
+            log.empty()
+        except (BookUnusableError, OSError) as error:
+            for one in (book, log):
+                if one is not None:
+                    one.close()
+            raise LedgerError(
+                f"ledger={self._folder} cannot be used: {error}; where that stays so move the "
+                "folder away: what was written before is not counted then"
+            ) from None
+        self._book, self._log = book, log
+        return book
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read and written; else ``look`` tries again."""
+        return self._book is not None
+
+    # --- entering and striking out --------------------------------------------------------
+
+    def enter(self, wanted: Sequence[Wanted]) -> Taken:
+        """Enters values before they are written, as far as limits leave room for them.
+
+        Args:
+            wanted: in order. What is above a limit by itself, or is just being removed, is neither
+                entered nor waits.
+
+        Returns:
+            What became of each. ``notes.land`` is owed for what was entered.
+
+        Raises:
+            LedgerError: nothing was entered.
+        """
+        with self._lock:
+            book = self._settled()
+            taken, changes = Taken(), dict[bytes, Row]()
+            added: dict[Tenant, int] = {}
+            short: dict[Tenant | None, int] = {}
+            for at, one in enumerate(wanted):
+                if self.notes.is_leaving(one.name):
+                    continue
+                row = changes.get(one.name) or book.row(one.name)
+                if row is None:
+                    full = self._full(book, one, added, len(changes))
+                    for tenant in full:
+                        short[tenant] = short.get(tenant, 0) + one.num_bytes
+                    if full or self._is_too_long(one):
+                        taken.waiting += [at] if full else []
+                        continue
+                    for owner in tenants_of(one.name, one.salt):
+                        added[owner] = added.get(owner, 0) + one.num_bytes
+                    row = Row(one.num_bytes, 0, 0, one.salt)
+                changes[one.name] = row._replace(stamp=self.notes.tick(), ended=0)
+                taken.entered.append(at)
+            self._write(book, [*changes.items()])
+            self.notes.fly(wanted[at].name for at in taken.entered)
+            for short_of, num_bytes in short.items():
+                taken.victims += self._victims(book, short_of, num_bytes)
+            return taken
+
+    def _full(
+        self, book: Book, one: Wanted, added: dict[Tenant, int], num_new: int
+    ) -> list[Tenant | None]:
+        """Who must lose something before a value is entered; None stands for anybody."""
+        if self._is_too_long(one):
+            return []
+        full: list[Tenant | None] = []
+        for tenant in tenants_of(one.name, one.salt) if self._limits else ():
+            if tenant in self._limits:
+                num_bytes = book.held(tenant) + added.get(tenant, 0) + one.num_bytes
+                full += [tenant] if num_bytes > self._limits[tenant] else []
+        if not full and book.count + num_new >= self._max_values:
+            full.append(None)
+        return full
+
+    def _is_too_long(self, one: Wanted) -> bool:
+        tenants = tenants_of(one.name, one.salt) if self._limits else ()
+        return any(one.num_bytes > self._limits.get(tenant, one.num_bytes) for tenant in tenants)
+
+    def _victims(self, book: Book, tenant: Tenant | None, num_bytes: int) -> list[bytes]:
+        """Values that had better go, oldest first, until so many more bytes have room."""
+        # A little more than that, so that not each write waits for a removal.
+        if tenant is None:
+            rows, spare_bytes = book.oldest_of_all(), 3 * num_bytes
+        else:
+            limit = self._limits.get(tenant, 0)
+            rows, spare_bytes = book.oldest(tenant), min(limit // 64, 3 * num_bytes)
+            num_bytes += book.held(tenant) - limit
+        found: list[bytes] = []
+        for name, row in islice(rows, _LOOKED_AT):
+            is_enough = num_bytes <= 0 and num_bytes + spare_bytes < row.num_bytes
+            if is_enough or len(found) >= MAX_VICTIMS:
+                break
+            if row.is_open or self.notes.is_leaving(name) or self.notes.is_flying(name):
+                continue  # what may still come would come after its removal
+            found.append(name)
+            num_bytes -= row.num_bytes
+        self.notes.leave(found)
+        return found
+
+    def removed(self, names: Sequence[bytes]) -> None:
+        """The store was told to remove values, and has; ends what ``notes.leave`` began.
+
+        Raises:
+            LedgerError: they still count.
+        """
+        try:
+            for at in range(0, len(names), _SLICE):
+                with self._lock:
+                    self._strike(self._settled(), names[at : at + _SLICE])
+        finally:
+            self.notes.left(names)
+
+    def cleared(self, fingerprint: bytes) -> None:
+        """The same of all values of a namespace.
+
+        Raises:
+            LedgerError: some still count.
+        """
+        has_more = True
+        while has_more:
+            with self._lock:
+                book = self._settled()
+                names = [name for name, _ in islice(book.oldest((False, fingerprint)), _SLICE)]
+                has_more = self._strike(book, names) > 0
+
+    def _strike(self, book: Book, names: Iterable[bytes]) -> int:
+        gone: list[Change] = [
+            (name, None)
+            for name in names
+            if not self.notes.is_flying(name) and book.row(name) is not None
+        ]
+        self._write(book, gone)
+        return len(gone)
+
+    # --- tenants --------------------------------------------------------------------------
+
+    def set_limits(self, quotas: Iterable[Share]) -> None:
+        """Sets all limits anew; waits for nothing."""
+        quotas = list(quotas)
+        self._salts = tuple(one.tenant for one in quotas if one.is_salt)
+        self._limits = {(one.is_salt, one.tenant): one.limit_bytes for one in quotas if one[3]}
+
+    def excess(self) -> tuple[bool, list[bytes]]:
+        """Whether a tenant is above its limit, and victims of it, as ``enter`` names them.
+
+        Raises:
+            LedgerError: nobody knows.
+        """
+        with self._lock:
+            book = self._settled()
+            over = [one for one, most in self._limits.items() if book.held(one) > most]
+            for tenant in over:
+                victims = self._victims(book, tenant, 0)
+                if victims:
+                    return True, victims
+            return bool(over), []
+
+    def of_salt(self, salt: bytes, most: int) -> list[bytes]:
+        """Names of values of a salt.
+
+        Raises:
+            LedgerError: nobody knows.
+        """
+        with self._lock:
+            return [name for name, _ in islice(self._settled().oldest((True, salt)), most)]
+
+    def shares(self) -> tuple[tuple[tuple[bytes, int], ...], ...]:
+        """Bytes of namespaces, the fullest first, and of salts that have a quota."""
+        if self._lock.acquire(timeout=_HELD_S):
+            try:
+                book = self._settled()
+                spaces = nlargest(MAX_SHARES, book.spaces(), key=lambda one: one[1])
+                salts = tuple((salt, book.held((True, salt))) for salt in self._salts)
+                self._told = tuple(spaces), salts
+            except LedgerError:
+                pass  # what was told last is the best that there is
+            finally:
+                self._lock.release()
+        return self._told
+
+    # --- what was seen of the store -------------------------------------------------------
+
+    def answered(self, name: bytes, is_there: bool, asked: int) -> None:
+        """The store was asked for a value whose last write ended as nobody knew.
+
+        Args:
+            name: of it.
+            is_there: what it said.
+            asked: a stamp from before.
+
+        Raises:
+            LedgerError: it is as before.
+        """
+        with self._lock:
+            book = self._settled()
+            row = book.row(name)
+            if row is None or not row.is_open or row.stamp > asked or self.notes.is_flying(name):
+                return
+            self._write(book, [(name, row._replace(ended=asked) if is_there else None)])
+
+    def open_names(self) -> list[bytes]:
+        """Values of which it is not known how their last write ended.
+
+        Raises:
+            LedgerError: nobody knows.
+        """
+        with self._lock:
+            return self._settled().open_names()
+
+    def has(self, name: bytes) -> bool:
+        """Whether a value is in it.
+
+        Raises:
+            LedgerError: nobody knows.
+        """
+        with self._lock:
+            return self._settled().row(name) is not None
+
+    def revive(self) -> None:
+        """Opens it again if it could not be written.
+
+        Raises:
+            LedgerError: it cannot be.
+        """
+        with self._lock:
+            if self._book is None:
+                names = self._open().open_names()
+                self.notes.doubt([name for name in names if not self.notes.is_flying(name)])
+
+    def _settled(self) -> Book:
+        """The book, with what was noted meanwhile."""
+        book = self._book
+        if book is None:
+            raise LedgerError(f"ledger={self._folder} cannot be written")
+        taken = self.notes.take()
+        changes = settle(book.row, self.notes.is_flying, taken, book.count // AGES)
+        try:
+            self._write(book, [*changes.items()])
+        except LedgerError:
+            self.notes.again(taken[0])
+            raise
+        return book
+
+    # --- files ----------------------------------------------------------------------------
+
+    def _write(self, book: Book, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        assert self._log is not None
+        try:
+            self._log.append(changes)
+        except OSError as error:
+            self._troubles.tell("ledger", error.strerror)
+            raise LedgerError(f"ledger={self._folder}: {error.strerror}") from None
+        try:
+            book.apply(changes)
+        except BookUnusableError as error:
+            self._lose(error)
+        if self._log.num_bytes > MAX_LOG_BYTES:
+            self._commit(book)
+
+    def _commit(self, book: Book) -> None:
+        assert self._log is not None
+        try:
+            book.commit(self._log.number, self.notes.clock)
+            self._log.empty()
+        except BookUnusableError as error:
+            self._lose(error)
+        except OSError as error:
+            self._troubles.tell("ledger", error.strerror)
+
+    def _lose(self, error: Exception) -> None:
+        """The book is of no use any more; what it lacks is in the log, for who opens it again."""
+        self._troubles.tell("ledger", error)
+        self._close_files()
+        raise LedgerError(f"ledger={self._folder} cannot be written: {error}") from None
+
+    def _close_files(self) -> None:
+        for one in (self._book, self._log):
+            if one is not None:
+                one.close()
+        self._book = self._log = None
+
+    def _run(self) -> None:
+        while not self._is_ending.wait(COMMIT_S):
+            self._step()
+
+    def _step(self) -> bool:
+        with self._lock:
+            try:
+                book = self._settled()
+                has_changes = self._log is not None and self._log.num_bytes > 0
+                if has_changes:
+                    self._commit(book)
+            except LedgerError:
+                return False
+            return has_changes
+
+    def close(self) -> None:
+        """Writes what was noted, and closes it. Idempotent."""
+        if self._is_ending.is_set():
+            return
+        self._is_ending.set()
+        self._thread.join(_STOP_S)
+        if self._thread.is_alive():
+            return  # it stands still at a disk, and all is in the log
+        while self._step():
+            pass
+        with self._lock:
+            self._close_files()
+            self._hold.release()

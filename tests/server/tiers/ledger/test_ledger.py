@@ -1,0 +1,131 @@
+"""The ledger itself: its files after kills and crashes, and how much it holds up others."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from server.core.tiers.parts import Share
+from server.tiers.disk.troubles import Troubles
+from server.tiers.interface import TierError
+from server.tiers.ledger import ledger as ledgers
+from server.tiers.ledger.ledger import Ledger, LedgerError, Wanted
+from tests.server.tiers.ledger.rig import STORE, VALUE, A, F, ledger, name
+
+
+def wanted(*numbers: int, salt: bytes = A) -> list[Wanted]:
+    return [Wanted(b"".join(name(n)[:2]) + bytes(4), VALUE, salt) for n in numbers]
+
+
+def written(made: Ledger, *numbers: int) -> None:
+    some = wanted(*numbers)
+    taken = made.enter(some)
+    made.notes.land([some[at].name for at in taken.entered], True)
+
+
+def copied(folder: Path, target: Path) -> Path:
+    """What a machine finds that lost its power now; nothing of it is open elsewhere."""
+    shutil.copytree(folder, target)
+    return target
+
+
+def test_a_kill_at_any_moment_keeps_what_was_entered(tmp_path: Path) -> None:
+    made = ledger(tmp_path / "a")
+    written(made, 1, 2)
+    made._step()
+    written(made, 3)
+    made.removed([wanted(1)[0].name])
+    written(made, 4)
+    found = ledger(copied(tmp_path / "a", tmp_path / "b"))
+    assert found.of_salt(A, 9) == [one.name for one in wanted(2, 3, 4)]
+    assert found.open_names() == [one.name for one in wanted(4)], "nobody took its end over yet"
+    assert found.notes.clock >= 3
+    for one in (made, found):
+        one.close()
+
+
+def test_a_crash_of_the_machine_loses_what_came_after_the_last_commit(tmp_path: Path) -> None:
+    made = ledger(tmp_path / "a")
+    written(made, 1, 2)
+    made._step()
+    written(made, 3, 4)
+    crashed = copied(tmp_path / "a", tmp_path / "b")
+    made.close()
+    log = crashed / "log"
+    log.write_bytes(log.read_bytes()[:150])  # one record and a torn one
+    found = ledger(crashed)
+    assert found.of_salt(A, 9) == [one.name for one in wanted(1, 2, 3)]
+    found.close()
+    log.write_bytes(b"\0" * 500)
+    found = ledger(crashed)
+    assert found.of_salt(A, 9) == [one.name for one in wanted(1, 2, 3)]
+    found.close()
+
+
+def test_a_ledger_that_is_not_whole_is_refused_and_what_to_do_is_said(tmp_path: Path) -> None:
+    ledger(tmp_path / "a").close()
+    (tmp_path / "a" / "book" / "data.mdb").write_bytes(b"\xff" * 8192)
+    with pytest.raises(TierError, match="move the folder away"):
+        ledger(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    ledger(tmp_path / "a").close()
+
+
+def test_a_thread_commits_and_a_long_log_is_committed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ledger(tmp_path / "a")
+    monkeypatch.setattr(ledgers, "MAX_LOG_BYTES", 400)
+    written(made, *range(20))
+    assert made._log is not None
+    assert made._log.num_bytes == 0
+    monkeypatch.undo()
+    written(made, 30)
+    pause = threading.Event()
+    for _ in range(200):
+        if not (tmp_path / "a" / "log").stat().st_size:
+            break
+        pause.wait(0.1)
+    else:
+        raise AssertionError("never committed")
+    made.close()
+
+
+def test_who_reads_waits_for_no_file(tmp_path: Path) -> None:
+    made = ledger(tmp_path / "a")
+    written(made, 1)
+    with made._lock:  # as while a commit waits for the disk
+        made.notes.used([wanted(1)[0].name])
+        made.notes.gone([wanted(2)[0].name], made.notes.tick())
+        made.set_limits([Share(True, A, 0, VALUE)])
+    assert made.shares() == (((F, VALUE),), ((A, VALUE),))
+    made.close()
+
+
+def test_sums_are_those_told_last_while_a_disk_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "_HELD_S", 0.01)
+    made = ledger(tmp_path / "a")
+    written(made, 1)
+    assert made.shares()[0] == ((F, VALUE),)
+    written(made, 2)
+    with made._lock:
+        assert made.shares()[0] == ((F, VALUE),)
+    assert made.shares()[0] == ((F, 2 * VALUE),)
+    made.close()
+
+
+def test_after_its_end_it_says_so_and_gives_its_folder_back(tmp_path: Path) -> None:
+    made = ledger(tmp_path / "a")
+    made.close()
+    made.close()
+    with pytest.raises(LedgerError, match="cannot be written"):
+        made.enter(wanted(1))
+    assert not made.is_open
+    again = Ledger(str(tmp_path / "a"), STORE, Troubles("x"))
+    assert again.is_open
+    again.close()
