@@ -55,10 +55,10 @@ class Files:
             except FileExistsError:
                 if os.path.isdir(path):
                     return False
-                if os.path.lexists(path):
+                if os.path.lexists(path) and not os.path.isdir(path):
                     text = "it is there and is no folder"
                     raise NotADirectoryError(errno.ENOTDIR, text) from None
-                # Another server moved it away just now, as CLEAR does.
+                # Another server moved it away just now, as CLEAR does, and may have made it anew.
             except FileNotFoundError:
                 text = f"{os.path.dirname(path)} is not there, and only the last folder is made"
                 raise FileNotFoundError(errno.ENOENT, f"{text}: is a disk not mounted?") from None
@@ -90,6 +90,10 @@ class Files:
     def allocate(self, fd: int, num_bytes: int) -> None:
         """Gives a file its length and its blocks."""
         os.posix_fallocate(fd, 0, num_bytes)
+
+    def set_length(self, fd: int, num_bytes: int) -> None:
+        """Makes a file longer, without blocks, or shorter."""
+        os.ftruncate(fd, num_bytes)
 
     def sync(self, fd: int) -> None:
         """Returns when a file's bytes are on the disk."""

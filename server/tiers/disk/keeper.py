@@ -1,63 +1,60 @@
-"""How full a shared folder is, and which of its files go first.
+"""How full a shared folder is, whose its files are, and which of them go first.
 
 Purpose: a thread walks the folder now and then, since others write and delete there, too; in
-between this server counts what it does itself. No file that is not named like a value is ever
-touched. Must not know: values. Runs in: the porter's worker threads, and a thread of its own.
+between this server counts what it does itself, exactly. Quotas decide by these sums. No file that
+is not named like a value is ever touched. Must not know: what is in a value. Runs in: the porter's
+worker threads, and a thread of its own.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from heapq import nlargest, nsmallest
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
+from server.core.tiers.parts import Share, Status
 from server.tiers.disk.files import Files
+from server.tiers.disk.holdings import Holdings, Value, grouped
+from server.tiers.disk.marks import Marks, tag_of
+from server.tiers.disk.queues import MAX_CANDIDATES, Candidate, Queues
+from server.tiers.disk.shares import NOBODY, Tenant, Whose, alone
 from server.tiers.disk.troubles import Troubles
+from server.tiers.disk.walker import Stripes, Walker, at_of
 
 RESCAN_S = 60.0
-MAX_CANDIDATES = 65_536
-"""Files that are known as the next to go; about 20 MB."""
 
-STALE_S = 3600.0
-"""Age from which another server's unfinished file is one that nobody finishes."""
+TRIMMED = 256
+"""Files that one call of ``trim`` removes at most."""
 
-CLEARED = ".cleared-"
-UNFINISHED = ".tmp-"
-_FOLDER = re.compile(r"[0-9a-f]{32}")
-_FAN = re.compile(r"[0-9a-f]{2}")
-_VALUE = re.compile(r"[0-9a-f]{32}-[0-9]{1,10}")
+_MAX_GONE = 1 << 17
 _SOON_S = 1.0
 _STOP_S = 2.0
 _CLEARING_S = 1.0
-_LIST_S = 4.0
-_BLOCK = 512
+_TRIM_S = 5.0
 
 
-class Candidate(NamedTuple):
-    """A file, as it was when it was looked at.
+class Room(NamedTuple):
+    """Room that was made for a file.
 
     Attributes:
-        used_ns: its time of change, which each use sets.
-        path: of the file.
-        size_bytes: it takes on the disk.
+        group: for which it counts.
+        num_bytes: of the file.
     """
 
-    used_ns: int
-    path: str
-    size_bytes: int
+    group: int
+    num_bytes: int
 
 
 class Keeper:
-    """The count and the candidates.
+    """The sums and the candidates.
 
-    Attributes:
-        used_bytes: taken, as far as this server knows.
+    What changes a file's place in the folder, and its counting, is done under one of some locks, by
+    the folder that the file is in: so whoever counts that folder's files anew knows of each change
+    either all or nothing.
     """
 
     def __init__(
@@ -67,6 +64,8 @@ class Keeper:
         size_bytes: int,
         troubles: Troubles,
         rescan_s: float = RESCAN_S,
+        marks: Marks | None = None,
+        own: str = "",
     ) -> None:
         """Begins the first walk.
 
@@ -76,6 +75,8 @@ class Keeper:
             size_bytes: most that it may take.
             troubles: what went wrong is told there.
             rescan_s: seconds from one walk to the next.
+            marks: what files say of their salts.
+            own: how unfinished files of this server begin, whose room is counted otherwise.
         """
         self._files = files
         self._folder = folder
@@ -83,112 +84,185 @@ class Keeper:
         self._most = size_bytes - max(1 << 18, size_bytes // 256)
         self._troubles = troubles
         self._rescan_s = rescan_s
+        self._marks = marks or Marks(files)
         self._lock = threading.Condition()
+        self._stripes = Stripes()
         self._is_clearing = False
-        self._candidates: deque[Candidate] = deque()
-        self._added = 0
-        self._found_bytes = 0
-        self.used_bytes = 0
+        self._holdings = Holdings()
+        self._walker = Walker(
+            files, folder, self._marks, troubles, self._holdings, self._lock, self._stripes, own
+        )
+        self._queues = Queues(())
+        self._reserved = 0
+        #: Counts changes of who has quotas: a walk that began before does not hold.
+        self._quotas = 0
+        #: Of a walk: what was used and cleared meanwhile, and folders that were made.
+        self._used: deque[Candidate] | None = None
+        self._left: set[bytes] = set()
+        self._charged = 0
+        #: Hashes of paths of files that this server removed since the last walk but one began.
+        self._gone: set[int] = set()
+        self._gone_before: set[int] = set()
         self._is_known = threading.Event()
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disk-keeper", daemon=True)
         self._thread.start()
 
+    @property
+    def used_bytes(self) -> int:
+        """Taken, as far as this server knows."""
+        return self._holdings.live.size_bytes + self._reserved
+
     def wait_known(self, timeout_s: float) -> bool:
         """Whether the first walk is over; nothing is written before."""
         return self._is_known.wait(timeout_s)
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Makes room for a file, removing others; False if there is none."""
-        if not self._is_known.is_set():
-            return False
+    def held(self) -> tuple[tuple[tuple[bytes, int], ...], tuple[tuple[bytes, int], ...]]:
+        """Bytes of namespaces, and of salts that have a quota."""
+        with self._lock:
+            return self._holdings.shares.spaces(), self._holdings.shares.salts()
+
+    # --- room -----------------------------------------------------------------------------
+
+    def reserve(self, num_bytes: int, whose: Whose = NOBODY) -> Room | Status:
+        """Makes room for a file, removing others.
+
+        Args:
+            num_bytes: of the file, in whole blocks.
+            whose: it will be.
+
+        Returns:
+            The room, which is placed or released later; or NO_ROOM, or OVER where quotas leave
+            none.
+        """
         give_up_s = time.monotonic() + _CLEARING_S
         while True:
             with self._lock:
+                if not self._is_known.is_set():
+                    return Status.NO_ROOM
                 # What was cleared makes room before anything that is still wanted does.
                 self._lock.wait_for(
                     lambda: self._has_room(num_bytes) or not self._is_clearing,
                     max(0.0, give_up_s - time.monotonic()),
                 )
-                if self._has_room(num_bytes):
-                    self.used_bytes += num_bytes
-                    self._added += num_bytes
-                    return True
-                if not self._candidates:
-                    break
-                candidate = self._candidates.popleft()
+                shares, taker = self._holdings.shares, grouped(whose, self._marks.salts)
+                over = shares.over(taker, num_bytes)
+                if over is None and self._has_room(num_bytes):
+                    room = Room(shares.number(taker), num_bytes)
+                    shares.reserve(room.group, num_bytes)
+                    self._reserved += num_bytes
+                    return room
+                candidate = self._queues.take(shares, taker, over)
+                is_over = over is not None or not self._queues.is_empty
+            if candidate is None:
+                self._wake.set()
+                return Status.OVER if is_over else Status.NO_ROOM
             self._evict(candidate)
-        self._wake.set()
-        return False
+
+    def release(self, room: Room) -> None:
+        """A file was not written."""
+        with self._lock:
+            self._free(room)
+
+    def place(self, room: Room, unfinished: str, path: str, salt: bytes, used_ns: int) -> None:
+        """Gives a file that was written its name, and counts it.
+
+        Args:
+            room: that was made for it; it is given back if this raises, by who asked for it.
+            unfinished: the name that it has.
+            path: the one that it gets.
+            salt: digest of the salt under which it was stored, or empty.
+            used_ns: the file's time.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        at = at_of(path)
+        with self._stripes.of(at.fan):
+            before = self._walker.look(path)
+            self._files.rename(unfinished, path)
+            with self._lock:
+                whose = grouped(Whose(bytes.fromhex(at.space), salt), self._marks.salts)
+                value = Value(whose, room.num_bytes, room.num_bytes, tag_of(salt))
+                self._free(room)
+                self._change(path, before, value)
+                self._add(Candidate(used_ns, path, value))
+
+    def remove(self, path: str) -> None:
+        """Removes a value; one that is gone does not matter.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        with self._stripes.of(at_of(path).fan):
+            before = self._walker.look(path)
+            try:
+                self._files.remove(path)
+            except FileNotFoundError:
+                return
+            with self._lock:
+                self._change(path, before, None)
+
+    def clear(self, fingerprint: bytes, target: str) -> bool:
+        """Moves all of a namespace away by one rename; the files are removed behind it.
+
+        Args:
+            fingerprint: of the namespace.
+            target: a name that begins with ``CLEARED``, and that nothing has.
+
+        Returns:
+            Whether there was anything.
+
+        Raises:
+            OSError: it cannot be moved.
+        """
+        path = os.path.join(self._folder, fingerprint.hex())
+        with ExitStack() as stack:
+            for stripe in self._stripes.all:
+                stack.enter_context(stripe)
+            try:
+                self._files.rename(path, os.path.join(self._folder, target))
+                is_there = True
+            except FileNotFoundError:
+                is_there = False
+            with self._lock:
+                self._holdings.clear(fingerprint)
+                self._queues.drop(fingerprint)
+                if self._used is not None:
+                    self._left.add(fingerprint)
+                    self._used = _without(self._used, fingerprint)
+                self._is_clearing |= is_there
+        if is_there:
+            self._wake.set()
+        return is_there
 
     def charge(self, num_bytes: int) -> None:
         """Counts what is taken whether there is room or not: a folder."""
         with self._lock:
-            self.used_bytes += num_bytes
-            self._added += num_bytes
+            self._holdings.live.size_bytes += num_bytes
+            self._charged += num_bytes
 
-    def release(self, num_bytes: int) -> None:
-        """A file is gone, or was not written."""
-        with self._lock:
-            self.used_bytes = max(0, self.used_bytes - num_bytes)
-            self._lock.notify_all()
-
-    def used(self, path: str, used_ns: int, size_bytes: int) -> None:
-        """A file was written or used: it goes after those before it."""
-        with self._lock:
-            if len(self._candidates) < MAX_CANDIDATES:
-                self._candidates.append(Candidate(used_ns, path, size_bytes))
-
-    def latest(self, fingerprint: bytes, shard: int, most: int) -> list[bytes]:
-        """Keys of the values of one shard of a namespace, those used last first.
+    def used(self, path: str, used_ns: int, found: os.stat_result) -> None:
+        """A file was used: it goes after those before it.
 
         Args:
-            fingerprint: 16 bytes.
-            shard: which.
-            most: keys wanted, at most.
-
-        Returns:
-            Those found within some seconds, for somebody waits: not all of a very large folder.
-        """
-        folder, suffix = os.path.join(self._folder, fingerprint.hex()), f"-{shard}"
-        found = nlargest(most, self._used(folder, suffix, time.monotonic() + _LIST_S))
-        return [bytes.fromhex(name[: -len(suffix)]) for _, name in found]
-
-    def _used(self, folder: str, suffix: str, end_s: float) -> Iterator[tuple[int, str]]:
-        for fan in self._names(folder):
-            if time.monotonic() > end_s:
-                return
-            for name in self._names(os.path.join(folder, fan)) if _FAN.fullmatch(fan) else ():
-                if name.endswith(suffix) and _VALUE.fullmatch(name):
-                    try:
-                        path = os.path.join(folder, fan, name)
-                        yield self._files.stat(path).st_mtime_ns, name
-                    except OSError:
-                        pass  # another server removed it
-
-    def _names(self, folder: str) -> list[str]:
-        try:
-            return self._files.names(folder)
-        except OSError:
-            return []
-
-    def namespaces(self) -> set[bytes]:
-        """Fingerprints of those that have a folder.
-
-        Raises:
-            OSError: nobody knows.
+            path: of the file.
+            used_ns: its time now.
+            found: how it was.
         """
         try:
-            names = self._files.names(self._folder)
+            value = self._walker.value(path, found)
         except FileNotFoundError:
-            return set()
-        return {bytes.fromhex(name) for name in names if _FOLDER.fullmatch(name)}
-
-    def cleared(self) -> None:
-        """Has folders removed that were renamed to ``CLEARED`` and something."""
+            return  # another server removed it
         with self._lock:
-            self._is_clearing = True
+            self._add(Candidate(used_ns, path, value, is_counted=False))
+
+    def look_again(self) -> None:
+        """Has the folder walked soon."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -197,113 +271,174 @@ class Keeper:
         self._wake.set()
         self._thread.join(_STOP_S)
 
+    # --- tenants --------------------------------------------------------------------------
+
+    def set_quotas(self, quotas: Sequence[Share]) -> None:
+        """Sets all quotas anew.
+
+        Where there may be values of a salt that had none before, nothing is written until a walk
+        has told how much that is.
+        """
+        with self._lock:
+            salts = frozenset(one.tenant for one in quotas if one.is_salt)
+            fresh = salts - self._marks.salts
+            if salts != self._marks.salts:
+                self._marks.look_for(salts)
+            self._holdings.set_quotas(quotas, salts)
+            shares = self._holdings.shares
+            tenants: set[Tenant] = {*shares.floors, *shares.limits}
+            if tenants == self._queues.tenants and not fresh:
+                return
+            self._quotas += 1
+            if any(tag_of(salt) in self._holdings.live.tags for salt in fresh):
+                self._is_known.clear()
+                self._queues = Queues(tenants)
+            else:
+                self._queues = self._queues.among(tenants, salts)
+        self._wake.set()
+
+    def trim(self) -> bool:
+        """Removes of tenants above their limit what they used longest ago, TRIMMED files at most.
+
+        Returns:
+            Whether there is more to remove.
+        """
+        if not self.wait_known(_TRIM_S):
+            return False  # the walk does it at its end
+        for _ in range(TRIMMED):
+            candidate = self._too_much()
+            if candidate is None:
+                return False
+            self._evict(candidate)
+        return True
+
+    def _too_much(self) -> Candidate | None:
+        with self._lock:
+            shares = self._holdings.shares
+            for tenant in shares.excess():
+                candidate = self._queues.take(shares, alone(tenant), tenant)
+                if candidate is not None:
+                    return candidate
+            return None if self._has_room(0) else self._queues.take(shares, NOBODY)
+
+    # --- one file -------------------------------------------------------------------------
+
     def _has_room(self, num_bytes: int) -> bool:
         return self.used_bytes + num_bytes <= self._most
 
+    def _free(self, room: Room) -> None:
+        self._holdings.shares.reserve(room.group, -room.num_bytes)
+        self._reserved -= room.num_bytes
+        self._lock.notify_all()
+
+    def _change(self, path: str, before: Value | None, after: Value | None) -> None:
+        if before is not None:  # its salt had a quota when it was looked at
+            whose = grouped(before.whose, self._marks.salts)
+            before = before._replace(whose=whose)
+        self._holdings.change(at_of(path), before, after)
+        number = hash(path)
+        if after is not None:
+            self._gone.discard(number)
+            self._gone_before.discard(number)
+        elif len(self._gone) < _MAX_GONE:
+            self._gone.add(number)
+        self._lock.notify_all()
+
+    def _add(self, candidate: Candidate) -> None:
+        self._queues.add(candidate)
+        if self._used is not None:
+            self._used.append(candidate)
+
     def _evict(self, candidate: Candidate) -> None:
-        try:
-            if self._files.stat(candidate.path).st_mtime_ns != candidate.used_ns:
+        path = candidate.path
+        with self._stripes.of(at_of(path).fan):
+            is_lost = False
+            try:
+                if self._files.stat(path).st_mtime_ns != candidate.used_ns:
+                    return
+                self._files.remove(path)
+            except FileNotFoundError:
+                is_lost = True
+            except OSError as error:
+                self._troubles.tell("files left", error.strerror)
                 return
-            self._files.remove(candidate.path)
-        except FileNotFoundError:
-            # Another server was faster, and the next walk counts it.
-            return
-        except OSError as error:
-            self._troubles.tell("files left", error.strerror)
-            return
-        self._troubles.count("evicted")
-        self.release(candidate.size_bytes)
+            with self._lock:
+                if is_lost and not (candidate.is_counted and self._is_others(path)):
+                    return
+                self._change(path, candidate.value, None)
+        if not is_lost:
+            self._troubles.count("evicted")
+
+    def _is_others(self, path: str) -> bool:
+        """Whether another server removed a file: this one would know if it had."""
+        number = hash(path)
+        is_ours = number in self._gone or number in self._gone_before
+        return not is_ours and len(self._gone) < _MAX_GONE
+
+    # --- walks ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._ending.is_set():
             self._wake.clear()
             try:
                 self._remove_cleared()
-                self._walk()
+                if not self._walk():
+                    continue
+                while (candidate := self._too_much()) is not None:
+                    self._evict(candidate)
                 self._is_known.set()
             except OSError as error:
                 self._troubles.tell("folder unread", error.strerror)
             self._wake.wait(self._rescan_s)
             # Not one walk after the other while there is nothing to remove.
-            if not self._is_clearing:
+            if not self._is_clearing and self._is_known.is_set():
                 self._ending.wait(min(_SOON_S, self._rescan_s))
 
-    def _walk(self) -> None:
+    def _walk(self) -> bool:
+        """Counts all that is there, cleans up, and finds what goes first.
+
+        Returns:
+            Whether it holds: others than before may have quotas since it began.
+        """
         with self._lock:
-            self._added = 0
-        self._found_bytes = 0
-        oldest = nsmallest(MAX_CANDIDATES, self._values())
-        with self._lock:
-            # What was written meanwhile may be counted twice, until the next walk.
-            self.used_bytes = self._found_bytes + self._added
-            self._candidates = deque(oldest)
-        while True:
-            with self._lock:
-                if self._has_room(0) or not self._candidates:
-                    return
-                candidate = self._candidates.popleft()
-            self._evict(candidate)
-
-    def _values(self) -> Iterator[Candidate]:
-        """Counts all that is there, cleans up, and yields the values."""
-        for name in self._files.names(self._folder):
-            path = os.path.join(self._folder, name)
-            is_cleared = name.startswith(CLEARED)
-            if is_cleared or _FOLDER.fullmatch(name):
-                for fan in self._listed(path):
-                    if _FAN.fullmatch(fan):
-                        found = self._fan(os.path.join(path, fan))
-                        # Cleared meanwhile: it still takes room, and is removed in the next turn.
-                        yield from (one for one in found if not is_cleared)
-
-    def _fan(self, folder: str) -> Iterator[Candidate]:
-        for name in self._listed(folder):
-            path = os.path.join(folder, name)
-            try:
-                found = self._files.stat(path)
-            except OSError:
-                continue
-            size_bytes = found.st_blocks * _BLOCK
-            is_value = _VALUE.fullmatch(name) is not None and stat.S_ISREG(found.st_mode)
-            if name.startswith(UNFINISHED) and time.time() - found.st_mtime > STALE_S:
-                self._evict(Candidate(found.st_mtime_ns, path, 0))
-                continue
-            self._found_bytes += size_bytes
-            if is_value:
-                yield Candidate(found.st_mtime_ns, path, size_bytes)
-
-    def _listed(self, folder: str) -> list[str]:
+            quotas, queues = self._quotas, Queues(self._queues.tenants)
+            self._used, self._charged, self._left = deque(maxlen=MAX_CANDIDATES), 0, set()
+            self._gone, self._gone_before = set(), self._gone
+            self._marks.begin()
+            self._holdings.begin()
+        is_whole = False
         try:
-            self._found_bytes += self._files.stat(folder).st_blocks * _BLOCK
-            return self._files.names(folder)
-        except OSError:
-            return []
+            self._walker.walk(queues.gather)
+            is_whole = True
+        finally:
+            with self._lock:
+                used, self._used = self._used, None
+                holds = is_whole and quotas == self._quotas
+                if holds:
+                    self._marks.end()
+                    self._holdings.end()
+                    self._holdings.live.size_bytes += self._charged
+                    queues.settle(used or (), self._left)
+                    self._queues = queues
+                else:
+                    self._holdings.abandon()
+        return holds
 
     def _remove_cleared(self) -> None:
         try:
-            for name in self._files.names(self._folder):
-                if name.startswith(CLEARED):
-                    self._remove_tree(os.path.join(self._folder, name))
+            self._walker.remove_cleared(self._uncount)
         finally:
             with self._lock:
                 self._is_clearing = False
                 self._lock.notify_all()
 
-    def _remove_tree(self, folder: str) -> None:
-        for fan in self._listed(folder):
-            for name in self._listed(os.path.join(folder, fan)):
-                path = os.path.join(folder, fan, name)
-                try:
-                    size_bytes = self._files.stat(path).st_blocks * _BLOCK
-                    self._files.remove(path)
-                except OSError:
-                    continue
-                self.release(size_bytes)
-            self._remove_folder(os.path.join(folder, fan))
-        self._remove_folder(folder)
+    def _uncount(self, num_bytes: int) -> None:
+        with self._lock:
+            live = self._holdings.live
+            live.size_bytes = max(0, live.size_bytes - num_bytes)
+            self._lock.notify_all()
 
-    def _remove_folder(self, folder: str) -> None:
-        try:
-            os.rmdir(folder)
-        except OSError:
-            pass
+
+def _without(candidates: deque[Candidate], space: bytes) -> deque[Candidate]:
+    left = (one for one in candidates if one.value.whose.space != space)
+    return deque(left, maxlen=candidates.maxlen)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from itertools import count
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status
 from server.tiers.disk.described import Described
 from server.tiers.disk.files import (
     BLOCK_BYTES,
@@ -25,8 +25,12 @@ from server.tiers.disk.files import (
     status_of,
     write_all,
 )
-from server.tiers.disk.keeper import CLEARED, RESCAN_S, UNFINISHED, Keeper
+from server.tiers.disk.keeper import RESCAN_S, Keeper, Room
+from server.tiers.disk.listed import Listed
+from server.tiers.disk.marks import Marks, tag_of
+from server.tiers.disk.shares import Whose
 from server.tiers.disk.troubles import Troubles
+from server.tiers.disk.walker import CLEARED, UNFINISHED
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, TierError
 
 TOUCH_S = 60.0
@@ -44,7 +48,7 @@ _STEP_NS = 1_000
 
 
 class SharedTier:
-    """One shared folder: a ``Tier``, ``Touching`` and ``Lister`` of ``server.tiers.interface``."""
+    """One shared folder: ``Tier``, ``Touching``, ``Lister``, ``Sharing`` of its interface."""
 
     def __init__(
         self,
@@ -84,7 +88,9 @@ class SharedTier:
             raise TierError(f"{folder}: {error.strerror}") from None
         #: Whether the file system was full when a value was last written.
         self._is_short = False
-        self._keeper = Keeper(self._files, folder, size_bytes, self._troubles, rescan_s)
+        marks, own = Marks(self._files), f"{UNFINISHED}{self._token}-"
+        self._listed = Listed(self._files, folder, marks)
+        self._keeper = Keeper(self._files, folder, size_bytes, self._troubles, rescan_s, marks, own)
         self._keeper.wait_known(_FIRST_WALK_S)
 
     def batch_exists(self, names: Sequence[Name]) -> list[bool]:
@@ -123,16 +129,10 @@ class SharedTier:
         self._described.forget(fingerprint)
         target = f"{CLEARED}{self._token}{next(self._numbers)}"
         try:
-            self._files.rename(
-                os.path.join(self._folder, fingerprint.hex()), os.path.join(self._folder, target)
-            )
-        except FileNotFoundError:
-            pass
+            self._keeper.clear(fingerprint, target)
         except OSError as error:
             self._troubles.tell("write errors", error.strerror)
             raise  # else what was to be forgotten would be read again
-        else:
-            self._keeper.cleared()
         self._sync(self._folder)
 
     def health(self) -> Health:
@@ -144,11 +144,14 @@ class SharedTier:
         except OSError as error:
             note = f"{self._folder}: {error.strerror}"
         counters = self._troubles.line()
+        shares, salts = self._keeper.held()
         return Health(
             ok=not note,
             used_bytes=self._keeper.used_bytes,
             capacity_bytes=self._size_bytes,
             note="; ".join(filter(None, (note, counters))),
+            shares=shares,
+            salts=salts,
             warning=shortage(self._files, self._folder, self._size_bytes, self._is_short),
         )
 
@@ -162,6 +165,20 @@ class SharedTier:
         """See ``Tier``."""
         self._keeper.stop()
 
+    # --- tenants --------------------------------------------------------------------------
+
+    def set_quotas(self, quotas: Sequence[Share]) -> None:
+        """See ``Sharing``."""
+        self._keeper.set_quotas(quotas)
+
+    def trim(self) -> bool:
+        """See ``Sharing``."""
+        return self._keeper.trim()
+
+    def of_salt(self, salt: bytes, most: int) -> list[Name]:
+        """See ``Sharing``: what any server stored."""
+        return self._listed.of_salt(salt, most)
+
     # --- what it has ----------------------------------------------------------------------
 
     def keep_namespace(self, fingerprint: bytes, text: bytes) -> None:
@@ -171,7 +188,7 @@ class SharedTier:
     def namespaces(self) -> list[bytes]:
         """See ``Lister``; those described first, and then any others that have a folder."""
         found = self._described.all()
-        return found + sorted(self._keeper.namespaces() - set(found))
+        return found + sorted(self._listed.namespaces() - set(found))
 
     def namespace(self, fingerprint: bytes) -> bytes:
         """See ``Lister``."""
@@ -179,7 +196,7 @@ class SharedTier:
 
     def hottest(self, fingerprint: bytes, shard: int, most: int) -> list[bytes]:
         """See ``Lister``: by the files' times, for nobody counts their uses."""
-        return self._keeper.latest(fingerprint, shard, most)
+        return self._listed.latest(fingerprint, shard, most)
 
     def peek(self, name: Name) -> bytes:
         """See ``Lister``."""
@@ -282,7 +299,7 @@ class SharedTier:
         except OSError:
             # Somebody else's file, perhaps: it may be read and goes a little sooner.
             return
-        self._keeper.used(path, os.fstat(fd).st_mtime_ns, found.st_blocks * 512)
+        self._keeper.used(path, os.fstat(fd).st_mtime_ns, found)
 
     def _put(self, part: Part, now_ns: int) -> Status:
         path = self._path(part.name)
@@ -291,38 +308,40 @@ class SharedTier:
         length = blocks(part.payload_bytes)
         if length > len(part.room):
             return Status.ERROR
-        size_bytes = BLOCK_BYTES + length
-        if not self._keeper.reserve(size_bytes):
-            return Status.NO_ROOM
+        room = self._keeper.reserve(BLOCK_BYTES + length, Whose(part.name.fingerprint, part.salt))
+        if isinstance(room, Status):
+            return room
         try:
-            used_ns = self._write_anyway(path, part, length, now_ns)
+            self._write_anyway(room, path, part, now_ns)
         except OSError as error:
-            self._keeper.release(size_bytes)
+            self._keeper.release(room)
             status = status_of(error)
             self._is_short = status is Status.NO_ROOM
             kind = "disk full" if status is Status.NO_ROOM else "write errors"
             self._troubles.tell(kind, f"{self._folder}: {error.strerror}")
             return status if status is Status.NO_ROOM else Status.ERROR
         self._is_short = False
-        self._keeper.used(path, used_ns, size_bytes)
         return Status.OK
 
-    def _write_anyway(self, path: str, part: Part, length: int, now_ns: int) -> int:
+    def _write_anyway(self, room: Room, path: str, part: Part, now_ns: int) -> None:
         for _ in range(_TRIES):
             try:
-                return self._write(path, part, length, now_ns)
+                return self._write(room, path, part, now_ns)
             except FileNotFoundError:
                 # Somebody cleared the namespace under our hands.
                 pass
-        return self._write(path, part, length, now_ns)
+        return self._write(room, path, part, now_ns)
 
-    def _write(self, path: str, part: Part, length: int, now_ns: int) -> int:
+    def _write(self, room: Room, path: str, part: Part, now_ns: int) -> None:
         unfinished = self._unfinished(os.path.dirname(path))
         fd, is_direct = self._create(unfinished)
         try:
             try:
-                buffers = [self._headers.filled(part.header), part.room[:length]]
+                header = self._headers.filled(part.header, part.salt)
+                buffers = [header, part.room[: room.num_bytes - BLOCK_BYTES]]
                 write_all(self._files, fd, buffers, 0)
+                if part.salt:
+                    self._files.set_length(fd, room.num_bytes + tag_of(part.salt))
                 self._files.sync(fd)
                 self._files.touch(fd, now_ns)
                 used_ns = os.fstat(fd).st_mtime_ns
@@ -330,14 +349,13 @@ class SharedTier:
                     self._files.forget_cached(fd)
             finally:
                 self._files.close(fd)
-            self._files.rename(unfinished, path)
+            self._keeper.place(room, unfinished, path, part.salt, used_ns)
         except OSError:
             try:
                 self._files.remove(unfinished)
             except OSError:
                 pass
             raise
-        return used_ns
 
     def _create(self, path: str) -> tuple[int, bool]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -354,6 +372,7 @@ class SharedTier:
     def _make_again(self) -> None:
         """Makes the tier's folder if it is gone, with what this server kept of namespaces."""
         if self._files.make_folder(self._folder):
+            self._keeper.look_again()
             self._troubles.tell("made anew", f"{self._folder} was gone; what it had is forgotten")
             self._described.restore()
 
@@ -370,12 +389,8 @@ class SharedTier:
     def _remove(self, path: str) -> bool:
         """Whether it is gone."""
         try:
-            size_bytes = self._files.stat(path).st_blocks * 512
-            self._files.remove(path)
-        except FileNotFoundError:
-            return True
+            self._keeper.remove(path)
         except OSError as error:
             self._troubles.tell("files left", error.strerror)
             return False
-        self._keeper.release(size_bytes)
         return True

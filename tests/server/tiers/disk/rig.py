@@ -183,6 +183,10 @@ class FaultyFiles(Files):
         self._struck("allocate")
         super().allocate(fd, num_bytes)
 
+    def set_length(self, fd: int, num_bytes: int) -> None:
+        self._struck("set_length")
+        super().set_length(fd, num_bytes)
+
     def sync(self, fd: int) -> None:
         self._struck("sync")
         super().sync(fd)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from server.tiers.disk import keeper as keepers
-from server.tiers.disk.keeper import CLEARED, Keeper
+from server.core.tiers.parts import Status
+from server.tiers.disk import queues
+from server.tiers.disk.keeper import Keeper, Room
 from server.tiers.disk.plan import MIB
 from server.tiers.disk.troubles import Troubles
+from server.tiers.disk.walker import CLEARED
 from tests.server.tiers.disk.rig import FaultyFiles, disk_use
 from tests.wire.process import wait_until
 
@@ -51,12 +53,13 @@ def test_what_is_there_is_counted_before_anything_is_written(tmp_path: Path, mak
     files.fail("names", errno.EIO)
     keeper = make(files, rescan_s=0.05)
     assert not keeper.wait_known(0.2)
-    assert not keeper.reserve(1)
+    assert keeper.reserve(1) is Status.NO_ROOM
     files.heal()
     assert keeper.wait_known(10.0)
     # The folder itself is not counted, and there is room kept for it.
     assert abs(keeper.used_bytes - disk_use(tmp_path)) <= 8192
-    assert keeper.reserve(MIB)
+    assert keeper.used_bytes > 0
+    assert isinstance(keeper.reserve(MIB), Room)
 
 
 def test_the_oldest_make_room(tmp_path: Path, make: Make) -> None:
@@ -64,7 +67,7 @@ def test_the_oldest_make_room(tmp_path: Path, make: Make) -> None:
     by_age = sorted(paths, key=lambda path: path.stat().st_mtime)
     keeper = make()
     assert keeper.wait_known(10.0)
-    assert keeper.reserve(4 * MIB)
+    assert isinstance(keeper.reserve(4 * MIB), Room)
     left = [path for path in by_age if path.exists()]
     assert left == by_age[-len(left) :]
     assert len(left) == 11
@@ -76,7 +79,7 @@ def test_what_was_used_meanwhile_is_passed_over(tmp_path: Path, make: Make) -> N
     assert keeper.wait_known(10.0)
     os.utime(paths[0], (10_000, 10_000))
     paths[1].unlink()
-    assert keeper.reserve(4 * MIB)
+    assert isinstance(keeper.reserve(4 * MIB), Room)
     assert paths[0].exists()
     assert not paths[2].exists()
 
@@ -93,12 +96,13 @@ def test_a_walk_removes_what_is_too_much(tmp_path: Path, make: Make) -> None:
 def test_room_given_back_is_room(make: Make) -> None:
     keeper = make()
     assert keeper.wait_known(10.0)
-    assert keeper.reserve(15 * MIB)
-    assert not keeper.reserve(15 * MIB)
-    keeper.release(15 * MIB)
-    assert keeper.reserve(15 * MIB)
+    room = keeper.reserve(15 * MIB)
+    assert isinstance(room, Room)
+    assert keeper.reserve(15 * MIB) is Status.NO_ROOM
+    keeper.release(room)
+    assert isinstance(keeper.reserve(15 * MIB), Room)
     keeper.charge(MIB)
-    assert not keeper.reserve(MIB)
+    assert keeper.reserve(MIB) is Status.NO_ROOM
 
 
 def test_files_that_cannot_be_removed_end_nothing(tmp_path: Path, make: Make) -> None:
@@ -108,7 +112,7 @@ def test_files_that_cannot_be_removed_end_nothing(tmp_path: Path, make: Make) ->
     files.fail("remove", errno.EACCES)
     keeper = make(files)
     assert keeper.wait_known(10.0)
-    assert not keeper.reserve(8 * MIB)
+    assert keeper.reserve(8 * MIB) is Status.NO_ROOM
 
 
 def test_cleared_folders_go(tmp_path: Path, make: Make) -> None:
@@ -122,10 +126,10 @@ def test_cleared_folders_go(tmp_path: Path, make: Make) -> None:
 def test_few_candidates_are_enough(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "MAX_CANDIDATES", 3)
+    monkeypatch.setattr(queues, "MAX_CANDIDATES", 3)
     paths = [value(tmp_path, number) for number in range(1, 15)]
     keeper = make(rescan_s=0.05)
     assert keeper.wait_known(10.0)
-    keeper.used(str(paths[13]), 14, MIB)
-    assert wait_until(lambda: keeper.reserve(10 * MIB), 10.0)
+    keeper.used(str(paths[13]), 14, paths[13].stat())
+    assert wait_until(lambda: isinstance(keeper.reserve(10 * MIB), Room), 10.0)
     assert paths[13].exists()

@@ -1,0 +1,145 @@
+"""Which files of a shared folder go first: those used longest ago, of what quotas let go.
+
+Purpose: files wait in one queue for each set of tenants with quotas, so that the oldest of a tenant
+is found at once, and the oldest of what floors do not keep. Must not know: how files are found or
+removed. Runs in: the porter; the keeper's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from heapq import heapify, heappush, heappushpop
+from typing import NamedTuple
+
+from server.tiers.disk.holdings import Value, grouped
+from server.tiers.disk.shares import Shares, Tenant, Whose
+
+MAX_CANDIDATES = 65_536
+"""Files that are known as the next to go; some 40 MB. Several queues share it."""
+
+
+class Candidate(NamedTuple):
+    """A file, as it was when it was looked at.
+
+    Attributes:
+        used_ns: its time of change, which each use sets.
+        path: of the file.
+        value: as it counts.
+        is_counted: whether it is in the sums for sure.
+    """
+
+    used_ns: int
+    path: str
+    value: Value
+    is_counted: bool = True
+
+
+class Queues:
+    """The candidates.
+
+    Attributes:
+        tenants: those with quotas.
+        is_cut: whether there are files that are in no queue.
+    """
+
+    def __init__(self, tenants: Collection[Tenant]) -> None:
+        """Empty.
+
+        Args:
+            tenants: those with quotas.
+        """
+        self.tenants = frozenset(tenants)
+        self.is_cut = False
+        self._queues: dict[tuple[Tenant, ...], deque[Candidate]] = {}
+        self._heaps: dict[tuple[Tenant, ...], list[tuple[int, Candidate]]] = {}
+
+    def gather(self, candidate: Candidate) -> None:
+        """Takes one of a walk, in any order; it waits from ``settle`` on if it is old enough."""
+        heap = self._heaps.setdefault(self._kind(candidate.value.whose), [])
+        entry = -candidate.used_ns, candidate
+        if len(heap) < MAX_CANDIDATES // len(self._heaps):
+            heappush(heap, entry)
+        else:
+            self.is_cut = True
+            heappushpop(heap, entry)
+
+    def settle(self, others: Iterable[Candidate] = (), without: Collection[bytes] = ()) -> None:
+        """Orders what was gathered.
+
+        Args:
+            others: that were used meanwhile.
+            without: fingerprints of namespaces of which nothing that was gathered is left.
+        """
+        for kind, heap in self._heaps.items():
+            left = [one for one in heap if one[1].value.whose.space not in without]
+            heapify(left)
+            self._heaps[kind] = left
+        for candidate in others:
+            self.gather(candidate)
+        for kind, heap in self._heaps.items():
+            self._queues[kind] = deque(sorted(candidate for _, candidate in heap))
+        self._heaps = {}
+
+    def add(self, candidate: Candidate) -> None:
+        """One that was used now: it goes after those before it."""
+        queue = self._queues.setdefault(self._kind(candidate.value.whose), deque())
+        if len(queue) < MAX_CANDIDATES // len(self._queues):
+            queue.append(candidate)
+        else:
+            self.is_cut = True
+
+    def take(self, shares: Shares, taker: Whose, of: Tenant | None = None) -> Candidate | None:
+        """Takes out the one that goes first.
+
+        Args:
+            shares: whose is what.
+            taker: who wants the room: its own floors do not hold against it.
+            of: only this tenant's may go; None for anybody's.
+        """
+        first: deque[Candidate] | None = None
+        for kind, queue in self._queues.items():
+            if not queue or (of is not None and of not in kind):
+                continue
+            if first is not None and first[0].used_ns <= queue[0].used_ns:
+                continue
+            if _may_lose(shares, kind, queue[0].value.length_bytes, taker):
+                first = queue
+        return first.popleft() if first else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not any(self._queues.values())
+
+    def drop(self, space: bytes) -> None:
+        """Takes out all of a namespace."""
+        for kind, queue in self._queues.items():
+            self._queues[kind] = deque(one for one in queue if one.value.whose.space != space)
+
+    def among(self, tenants: Collection[Tenant], salts: frozenset[bytes]) -> Queues:
+        """The same files, waiting by other tenants.
+
+        Args:
+            tenants: those with quotas now.
+            salts: digests among them.
+        """
+        others = Queues(tenants)
+        others.is_cut = self.is_cut
+        for queue in self._queues.values():
+            for one in queue:
+                whose = grouped(one.value.whose, salts)
+                others.gather(one._replace(value=one.value._replace(whose=whose)))
+        others.settle()
+        return others
+
+    def _kind(self, whose: Whose) -> tuple[Tenant, ...]:
+        return tuple(one for one in whose.tenants if one in self.tenants) if self.tenants else ()
+
+
+def _may_lose(shares: Shares, kind: tuple[Tenant, ...], num_bytes: int, taker: Whose) -> bool:
+    return not shares.floors or all(
+        shares.spare_bytes(tenant) >= num_bytes
+        for tenant in kind
+        if tenant in shares.floors and tenant not in taker.tenants
+    )

@@ -1,0 +1,176 @@
+"""Quotas in a folder that servers share: floors and limits hold, whoever stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from server.core.tiers.parts import Share, Status
+from server.tiers.disk import keeper as keepers
+from server.tiers.disk.files import Files
+from server.tiers.disk.shared import SharedTier
+from tests.server.tiers.disk.rig import (
+    FINGERPRINT,
+    MIB,
+    OTHER,
+    FaultyFiles,
+    disk_use,
+    get,
+    held,
+)
+from tests.server.tiers.disk.tenants import (
+    BIG,
+    BIG_LENGTH,
+    BOTH,
+    FIRST_OF_B,
+    FULL,
+    LENGTH,
+    SIZE,
+    A,
+    B,
+    C,
+    Unsynced,
+    agreed,
+    put,
+    told,
+)
+from tests.wire.process import wait_until
+
+Open = Callable[..., SharedTier]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "l2"
+
+
+@pytest.fixture
+def opened(folder: Path) -> Iterator[Open]:
+    tiers: list[SharedTier] = []
+
+    def make(files: Files | None = None, rescan_s: float = 60.0, size: int = SIZE) -> SharedTier:
+        tiers.append(SharedTier(str(folder), size, "disk", files, rescan_s, touch_s=0.0))
+        assert tiers[-1]._keeper.wait_known(60.0)  # else a busy machine has no room yet
+        return tiers[-1]
+
+    yield make
+    for tier in tiers:
+        tier.close()
+
+
+@pytest.mark.parametrize("floor", [0, 10])
+def test_a_flood_of_ten_folders_leaves_a_tenant_its_floor(opened: Open, floor: int) -> None:
+    tier = opened(Unsynced())
+    tier.set_quotas([Share(True, A, floor * BIG_LENGTH, 0)] if floor else [])
+    assert put(tier, A, range(10), BIG) == {Status.OK: 10}
+    flood = 10 * SIZE // BIG_LENGTH
+    assert put(tier, B, range(FIRST_OF_B, FIRST_OF_B + flood), BIG) == {Status.OK: flood}
+    assert len(held(tier, range(10), BIG)) == floor
+
+
+def test_a_floor_holds_against_other_servers_that_are_told_it(opened: Open, folder: Path) -> None:
+    quotas = [Share(True, A, 10 * BIG_LENGTH, 0), Share(False, OTHER, 0, 5 * BIG_LENGTH)]
+    mine = opened(Unsynced())
+    mine.set_quotas(quotas)
+    assert put(mine, A, range(10), BIG) == {Status.OK: 10}
+    others = [opened(Unsynced(), rescan_s=0.1) for _ in range(2)]
+    for other in others:
+        other.set_quotas(quotas)
+    for begin in range(FIRST_OF_B, FIRST_OF_B + 3 * FULL, 20):
+        for at, other in enumerate(others):
+            first = begin + at * 10_000
+            assert put(other, B, range(first, first + 20), BIG)[Status.ERROR] == 0
+            put(other, b"", range(first, first + 2), BIG, OTHER)
+    assert held(mine, range(10), BIG) == list(range(10))
+    assert wait_until(lambda: disk_use(folder) <= SIZE)
+    for other in others:
+        assert wait_until(lambda other=other: agreed(other, folder, A))
+        assert told(other)[OTHER] <= 5 * BIG_LENGTH
+
+
+def test_a_namespaces_floor_holds_against_another(opened: Open) -> None:
+    tier = opened(Unsynced())
+    tier.set_quotas([Share(False, FINGERPRINT, 20 * BIG_LENGTH, 0)])
+    assert put(tier, b"", range(20), BIG) == {Status.OK: 20}
+    assert put(tier, b"", range(300, 450), BIG, OTHER) == {Status.OK: 150}
+    assert held(tier, range(20), BIG) == list(range(20))
+
+
+def test_who_finds_no_room_for_others_floors_is_told_so(opened: Open) -> None:
+    tier = opened(Unsynced())
+    tier.set_quotas([Share(True, A, SIZE, 0)])
+    put(tier, A, range(100), BIG)
+    full = len(tier.of_salt(A, 1000))
+    assert full > FULL
+    assert put(tier, B, range(FIRST_OF_B, FIRST_OF_B + 5), BIG) == {Status.OVER: 5}
+    assert put(tier, A, range(500, 505), BIG) == {Status.OK: 5}, "its own make room"
+    assert abs(len(tier.of_salt(A, 1000)) - full) <= 1
+    tier.set_quotas([])
+    assert put(tier, B, range(FIRST_OF_B, FIRST_OF_B + 5), BIG) == {Status.OK: 5}
+
+
+def test_a_limit_is_never_passed_and_the_oldest_of_its_own_go(opened: Open, folder: Path) -> None:
+    tier = opened(rescan_s=0.05)
+    tier.set_quotas([Share(True, A, 0, 20 * LENGTH), Share(True, B, 1, 0)])
+    put(tier, B, range(FIRST_OF_B, FIRST_OF_B + 50))
+    for number in range(100):
+        assert put(tier, A, range(number, number + 1)) == {Status.OK: 1}
+        assert told(tier).get(A, 0) <= 20 * LENGTH
+    assert agreed(tier, folder, A, B)
+    assert told(tier) == {A: 20 * LENGTH, B: 50 * LENGTH, FINGERPRINT: 70 * LENGTH}
+    assert held(tier, range(100)) == list(range(80, 100))
+    assert put(tier, A, range(200, 201), room=1 * MIB) == {Status.OVER: 1}
+
+
+def test_a_limit_that_is_lowered_holds_after_trim(
+    opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "TRIMMED", 30)
+    tier = opened()
+    put(tier, b"", range(200, 250), fingerprint=OTHER)
+    put(tier, A, range(100))
+    tier.set_quotas([Share(False, OTHER, 0, 7 * LENGTH), Share(False, FINGERPRINT, 0, 10 * LENGTH)])
+    turns = 1
+    while tier.trim():
+        turns += 1
+    assert turns == (43 + 90) // 30 + 1
+    assert told(tier) == {FINGERPRINT: 10 * LENGTH, OTHER: 7 * LENGTH}
+    assert held(tier, range(100)) == list(range(90, 100)), "what was used last is left"
+    tier.set_quotas([Share(True, A, 0, 3 * LENGTH)])
+    assert wait_until(lambda: not tier.trim() and told(tier).get(A) == 3 * LENGTH)
+    assert agreed(tier, folder, A)
+
+
+def test_quotas_for_a_salt_that_has_values_hold_once_they_are_counted(
+    opened: Open, folder: Path
+) -> None:
+    put(opened(), A, range(30))
+    files = FaultyFiles()
+    tier = opened(files=files)
+    files.fail("names")
+    tier.set_quotas(BOTH)
+    assert put(tier, A, range(50, 51)) == {Status.NO_ROOM: 1}, "nobody knows how much it has"
+    assert get(tier, 1) is Status.OK
+    files.heal()
+    tier.set_quotas([*BOTH, Share(True, C, 1, 0)])
+    assert wait_until(lambda: put(tier, A, range(50, 51)) == {Status.OK: 1})
+    assert told(tier) == {A: 31 * LENGTH, FINGERPRINT: 31 * LENGTH}
+    tier.set_quotas(BOTH)
+    assert agreed(tier, folder, A, B)
+
+
+def test_what_other_servers_removed_is_not_counted_against_a_floor(opened: Open) -> None:
+    """Both choose the same that go first: whoever finds one gone knows how much that was."""
+    quotas = [Share(True, A, 25 * BIG_LENGTH, 0)]
+    here = opened(Unsynced())
+    here.set_quotas(quotas)
+    assert put(here, A, range(50), BIG) == {Status.OK: 50}
+    there = opened(Unsynced())
+    there.set_quotas(quotas)
+    assert wait_until(lambda: told(there).get(A) == 50 * BIG_LENGTH)
+    for begin in range(FIRST_OF_B, FIRST_OF_B + 80, 10):
+        put(here, B, range(begin, begin + 10), BIG)
+        put(there, C, range(begin + 10_000, begin + 10_010), BIG)
+    assert len(held(here, range(50), BIG)) >= 25
