@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.messages import StatusReply
+from protocol.quotas import QuotaRow
 from protocol.status import (
     COPIER_SILENT_S,
     TIER_SILENT_S,
@@ -16,27 +17,32 @@ from protocol.status import (
     OpLatency,
     SlowRequest,
 )
+from server.remarks import remarks
 
 QUANTILES = (0.5, 0.99)
 
 
-def document(status: StatusReply, stats: Mapping[str, int]) -> dict[str, Any]:
+def document(
+    status: StatusReply, stats: Mapping[str, int], quotas: Sequence[QuotaRow] = ()
+) -> dict[str, Any]:
     """All that a server told of itself, as plain values.
 
     Args:
         status: its answer to STATUS.
         stats: its counters, asked right after.
+        quotas: of tenants that have one.
 
     Returns:
-        ``healthy``, ``reasons`` and ``warnings``; ``server``, ``l1``, ``hits``, ``engines``,
-        ``tiers``, ``copiers``, ``namespaces``, ``latency`` and ``slow``.
+        ``healthy``, ``reasons``, ``remarks`` and ``complaints``; ``server``, ``l1``, ``hits``,
+        ``engines``, ``tiers``, ``copiers``, ``namespaces``, ``latency`` and ``slow``.
     """
     wrong = reasons(status, stats)
     server = status.server
     return {
         "healthy": not wrong,
         "reasons": wrong,
-        "warnings": warnings(status),
+        "remarks": remarks(status, stats, quotas),
+        "complaints": complaints(stats),
         "server": {
             "version": server.version,
             "pid": server.pid,
@@ -108,13 +114,10 @@ def reasons(status: StatusReply, stats: Mapping[str, int]) -> list[str]:
     return found
 
 
-def warnings(status: StatusReply) -> list[str]:
-    """What is of little use though it works, one line each; empty where there is nothing.
-
-    Args:
-        status: a server's answer to STATUS.
-    """
-    return [f"tier {tier.name}: {tier.warning}" for tier in status.tiers if tier.warning]
+def complaints(stats: Mapping[str, int]) -> dict[str, int]:
+    """How often which kind of trouble has been in the log since the server's start."""
+    start = "complaint_"
+    return {name[len(start) :]: count for name, count in stats.items() if name.startswith(start)}
 
 
 def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
@@ -130,6 +133,7 @@ def l1(status: StatusReply, stats: Mapping[str, int]) -> dict[str, int]:
         "extent_bytes": stats.get("arena_used_bytes", 0),
         "quarantined_bytes": stats.get("arena_quarantined_bytes", 0),
         "chunks": stats.get("chunks", 0),
+        "pinned_chunks": sum(one.pinned_chunks for one in status.namespaces),
         "evicted_chunks": stats.get("evicted_chunks", 0),
         "reclaimed_chunks": stats.get("reclaimed_chunks", 0),
     }

@@ -5,11 +5,15 @@ Must not know: how a server is asked, how it is shown. Runs in: the process of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.messages import StatusReply
+from protocol.quotas import QuotaRow
+
+GONE_S = 60.0
+"""For so long an engine that went is told of."""
 
 _SECONDS_DIGITS = 3
 
@@ -22,11 +26,48 @@ class Moment:
         time_s: when, on a monotonic clock.
         status: the answer to STATUS.
         stats: the counters, asked right after.
+        quotas: of tenants that have one.
     """
 
     time_s: float
     status: StatusReply
     stats: Mapping[str, int]
+    quotas: Sequence[QuotaRow] = ()
+
+
+class Departures:
+    """Engines that were there and are not any more: whoever looks a moment later sees that, too."""
+
+    def __init__(self) -> None:
+        self._here: dict[tuple[bytes, int], str] = {}
+        self._gone: dict[tuple[bytes, int], tuple[str, float]] = {}
+
+    def note(self, now: Moment) -> list[dict[str, Any]]:
+        """Takes a look in.
+
+        Args:
+            now: the look.
+
+        Returns:
+            Of each that went within ``GONE_S``: ``client``, ``pid`` and ``gone_s``.
+        """
+        status = now.status
+        here = {
+            (one.instance, one.pid): one.client for one in status.engines if one.state != "operator"
+        }
+        if not status.engines_more:  # else one that is not listed may be there all the same
+            left = self._here.keys() - here.keys()
+            self._gone |= {key: (self._here[key], now.time_s) for key in left}
+        self._here = here
+        self._gone = {
+            key: (client, at_s)
+            for key, (client, at_s) in self._gone.items()
+            if key not in here and now.time_s - at_s <= GONE_S
+        }
+        return [
+            {"client": client, "pid": key[1], "gone_s": round(now.time_s - at_s, _SECONDS_DIGITS)}
+            for key, (client, at_s) in self._gone.items()
+        ]
 
 
 def between(before: Moment, now: Moment) -> dict[str, Any]:
@@ -67,11 +108,13 @@ def between(before: Moment, now: Moment) -> dict[str, Any]:
                 "name": one.name,
                 "state": one.state,
                 "why": one.why,
+                "silent_s": round(one.silent_s, _SECONDS_DIGITS),
                 "used_bytes": one.used_bytes,
                 "capacity_bytes": one.capacity_bytes,
                 "get_bytes_s": round(grown(f"tier_{one.name}_get_bytes") / seconds),
                 "put_bytes_s": round(grown(f"tier_{one.name}_put_bytes") / seconds),
                 "hit_chunks": grown(f"tier_{one.name}_hit_chunks"),
+                "errors": grown(f"tier_{one.name}_errors"),
                 "waiting_puts": one.waiting_puts,
             }
             for one in now.status.tiers

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
+    from protocol.quotas import QuotaRow
     from server.asking import Asker
 
 EXIT_OK = 0
@@ -121,6 +122,13 @@ def connected(at: Place, command: str) -> Iterator[Asker]:
         fail(f"no answer from {at.url}: {why}; kvkeep doctor says more")
     except (KvkeepError, OSError) as error:
         fail(f"no answer from {at.url}: {asking.reason(error, at.side_path)}")
+
+
+def quotas(asker: Asker) -> tuple[QuotaRow, ...]:
+    """Tenants' quotas, without changing any."""
+    from protocol.messages import Quotas, QuotasReply
+
+    return asker.expect(Quotas(), QuotasReply, LIMIT_S).quotas
 
 
 def refuse(line: str) -> NoReturn:

@@ -11,6 +11,9 @@ import click
 
 from server.cli import reaching
 
+MAX_KINDS = 5
+"""Of complaints."""
+
 MAX_ROWS = 12
 """Rows of each table; the rest is counted. ``--json`` has all that the server tells."""
 
@@ -28,7 +31,8 @@ def command(endpoint: str | None, as_json: bool) -> None:
     at = reaching.place(endpoint)
     with reaching.connected(at, "status") as asker:
         status = asker.status(reaching.LIMIT_S)
-        document = overview.document(status, asker.stats(reaching.LIMIT_S))
+        stats = asker.stats(reaching.LIMIT_S)
+        document = overview.document(status, stats, reaching.quotas(asker))
     if as_json:
         reaching.show(document)
     else:
@@ -54,14 +58,16 @@ def head(document: dict[str, Any]) -> str:
     from server.sizes import format_size
 
     server, l1, hits = document["server"], document["l1"], document["hits"]
-    health = "healthy" if document["healthy"] else plain("; ".join(document["reasons"]))
     used, whole = l1["held_bytes"], l1["capacity_bytes"]
     lines = [
-        f"kvkeep {plain(server['version'])} at {plain(server['endpoint'])}, pid {server['pid']}, "
-        f"up {span(server['uptime_s'])}: {health}",
+        *verdict(
+            f"kvkeep {plain(server['version'])} at {plain(server['endpoint'])}, pid "
+            f"{server['pid']}, up {span(server['uptime_s'])}",
+            document,
+        ),
         *kept(server),
         f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}) in "
-        f"{l1['chunks']:,} chunks, extents take {format_size(l1['extent_bytes'])}; "
+        f"{l1['chunks']:,} chunks{with_pins(l1)}, extents take {format_size(l1['extent_bytes'])}; "
         f"{l1['evicted_chunks'] + l1['reclaimed_chunks']:,} evicted{with_extents(l1)}",
         f"hits   {share(hits['hit_chunks'], hits['requested_chunks'])} of "
         f"{hits['requested_chunks']:,} chunks asked for; {hits['retrieved_chunks']:,} loaded, "
@@ -76,7 +82,41 @@ def head(document: dict[str, Any]) -> str:
             f"LOOKUP {asked['count']:,} answered, half of them within {asked['p50_us'] / 1000:g} "
             f"ms, 99 % within {asked['p99_us'] / 1000:g} ms"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + logged(document["complaints"]))
+
+
+def verdict(who: str, found: dict[str, Any]) -> list[str]:
+    """Who it is and how it is, in the first line, or one line below for each of several troubles.
+
+    Args:
+        who: the beginning of the first line.
+        found: with ``reasons`` and ``remarks``.
+    """
+    from server.cli.tables import plain
+
+    wrong = [plain(reason) for reason in found["reasons"]]
+    if len(wrong) > 1:
+        lines = [f"{who}: {len(wrong)} things are wrong", *(f"wrong  {text}" for text in wrong)]
+    else:
+        lines = [f"{who}: {wrong[0] if wrong else 'healthy'}"]
+    return lines + [f"note   {plain(text)}" for text in found["remarks"]]
+
+
+def logged(complaints: dict[str, int]) -> list[str]:
+    """A line for the trouble that the log has, where it has any."""
+    from server.cli.tables import plain
+
+    if not complaints:
+        return []
+    most = sorted(complaints.items(), key=lambda one: (-one[1], one[0]))
+    told = ", ".join(f"{plain(kind)} {count:,}" for kind, count in most[:MAX_KINDS])
+    more = f" and {len(most) - MAX_KINDS} more kinds" if len(most) > MAX_KINDS else ""
+    return [f"log    {told}{more} since the start"]
+
+
+def with_pins(l1: dict[str, Any]) -> str:
+    """How many chunks operators keep, where they keep some."""
+    return f", {l1['pinned_chunks']:,} pinned" if l1["pinned_chunks"] else ""
 
 
 def with_extents(l1: dict[str, Any]) -> str:
@@ -142,7 +182,7 @@ def tiers(document: dict[str, Any]) -> str:
     for one in document["tiers"]:
         used, whole = one["used_bytes"], one["capacity_bytes"]
         fill = f"{format_size(used)} of {format_size(whole)}" if whole else "unknown"
-        row = [one["name"], one["kind"], one["state"], fill, share(used, whole)]
+        row = [one["name"], one["kind"], tier_state(one), fill, share(used, whole)]
         rows.append([*row, str(one["jobs"]), f"{one['waiting_puts']:,}"])
     if not rows:
         return ""
@@ -169,6 +209,14 @@ def copier_state(one: dict[str, Any]) -> str:
     from protocol.status import COPIER_SILENT_S
 
     is_silent = one["state"] == "up" and one["silent_s"] >= COPIER_SILENT_S
+    return f"silent {one['silent_s']:.0f}s" if is_silent else str(one["state"])
+
+
+def tier_state(one: dict[str, Any]) -> str:
+    """How a tier stands, in two words at most."""
+    from protocol.status import TIER_SILENT_S
+
+    is_silent = one["state"] == "up" and one["silent_s"] >= TIER_SILENT_S
     return f"silent {one['silent_s']:.0f}s" if is_silent else str(one["state"])
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -45,15 +45,19 @@ def command(endpoint: str | None, as_json: bool, interval_s: float, once: bool) 
     With --json it writes one object a line. Ctrl-C ends it. While the server is away it goes on
     looking, except with --once. The exit code is 0, or 1 when no server answers at first.
     """
+    from server.cli.rates import Departures
+
     at = reaching.place(endpoint)
     if not (once or as_json or sys.stdout.isatty()):
         reaching.refuse("top shows itself on a terminal; without one, use --once or --json")
     try:
         if once:
             with reaching.connected(at, "top") as asker:
-                first = look(asker)
+                first, departures = look(asker), Departures()
+                departures.note(first)
                 time.sleep(interval_s)
-                found = frame(first, look(asker))
+                second = look(asker)
+                found = frame(first, second, departures.note(second))
             click.echo(json.dumps(found) if as_json else text(found))
             return
         with reaching.connected(at, "top") as asker:
@@ -74,15 +78,18 @@ def watch(at: reaching.Place, interval_s: float, show: Show) -> None:
     """
     from protocol.errors import KvkeepError
     from server import asking
+    from server.cli.rates import Departures
 
+    departures = Departures()
     while True:
         try:
             with asking.connected(at.side_path, reaching.LIMIT_S, "top") as asker:
                 before = look(asker)
+                departures.note(before)
                 while True:
                     time.sleep(interval_s)
                     now = look(asker)
-                    show(frame(before, now))
+                    show(frame(before, now, departures.note(now)))
                     before = now
         except (KvkeepError, OSError) as error:
             show({"away": f"no answer from {at.url}: {asking.reason(error, at.side_path)}"})
@@ -94,22 +101,27 @@ def look(asker: Asker) -> Moment:
     from server.cli.rates import Moment
 
     status = asker.status(reaching.LIMIT_S)
-    return Moment(time.monotonic(), status, asker.stats(reaching.LIMIT_S))
+    stats = asker.stats(reaching.LIMIT_S)
+    return Moment(time.monotonic(), status, stats, reaching.quotas(asker))
 
 
-def frame(before: Moment, now: Moment) -> dict[str, Any]:
+def frame(before: Moment, now: Moment, gone: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """One interval: how the server is, and what happened since the look before.
 
     Args:
         before: that look.
         now: the one at its end.
+        gone: engines that went of late, as ``Departures`` has them.
     """
     from server.cli import overview
     from server.cli.rates import between
+    from server.remarks import remarks
 
     return {
         "time": time.time(),
         "reasons": overview.reasons(now.status, now.stats),
+        "remarks": remarks(now.status, now.stats, now.quotas),
+        "complaints": overview.complaints(now.stats),
         "server": {
             "endpoint": now.status.server.endpoint,
             "pid": now.status.server.pid,
@@ -118,6 +130,7 @@ def frame(before: Moment, now: Moment) -> dict[str, Any]:
         "l1": overview.l1(now.status, now.stats),
         "hits": overview.hits(now.stats),
         "rates": between(before, now),
+        "gone": list(gone),
     }
 
 
@@ -133,6 +146,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _head(found: dict[str, Any]) -> str:
+    from server.cli.status import logged, verdict, with_pins
     from server.cli.tables import plain, share, span
     from server.sizes import format_size
 
@@ -144,10 +158,13 @@ def _head(found: dict[str, Any]) -> str:
 
     return "\n".join(
         [
-            f"kvkeep at {plain(server['endpoint'])}, pid {server['pid']}, up "
-            f"{span(server['uptime_s'])}: {plain('; '.join(found['reasons'])) or 'healthy'}",
+            *verdict(
+                f"kvkeep at {plain(server['endpoint'])}, pid {server['pid']}, up "
+                f"{span(server['uptime_s'])}",
+                found,
+            ),
             f"L1     {format_size(used)} of {format_size(whole)} ({share(used, whole)}) in "
-            f"{l1['chunks']:,} chunks",
+            f"{l1['chunks']:,} chunks{with_pins(l1)}",
             f"hits   {share(rates['hit_chunks'], rates['requested_chunks'])} of "
             f"{each_second('requested_chunks')} chunks/s; since the start "
             f"{share(hits['hit_chunks'], hits['requested_chunks'])}",
@@ -155,6 +172,7 @@ def _head(found: dict[str, Any]) -> str:
             f"chunks/s saved; {each_second('evicted_chunks', 'reclaimed_chunks')} chunks/s evicted",
             f"out    about {format_size(rates['loaded_bytes_s'])}/s, "
             f"{each_second('loaded_chunks')} chunks/s loaded",
+            *logged(found["complaints"]),
         ]
     )
 
@@ -175,32 +193,39 @@ def _engines(found: dict[str, Any]) -> str:
         ]
         for one in found["rates"]["engines"]
     ]
+    lost = [
+        [plain(one["client"]) or "?", str(one["pid"]), "gone", span(one["gone_s"]), "", "", ""]
+        for one in found["gone"]
+    ]
+    rows = [*rows[: max(0, MAX_ROWS - len(lost))], *lost[:MAX_ROWS]]
     if not rows:
         return "no engine is connected"
     columns = [Column("engine", can_shrink=True), Column("pid", is_number=True), Column("state")]
     names = ("last heard", "leases", "chunks/s", "hits")
-    return table([*columns, *(Column(name, is_number=True) for name in names)], rows[:MAX_ROWS])
+    return table([*columns, *(Column(name, is_number=True) for name in names)], rows)
 
 
 def _tiers(found: dict[str, Any]) -> str:
+    from server.cli.status import tier_state
     from server.cli.tables import Column, share, table
     from server.sizes import format_size
 
     rows = [
         [
             one["name"],
-            one["state"],
+            tier_state(one),
             share(one["used_bytes"], one["capacity_bytes"]),
             f"{format_size(one['get_bytes_s'])}/s",
             f"{format_size(one['put_bytes_s'])}/s",
             f"{one['hit_chunks']:,}",
+            f"{one['errors']:,}",
             f"{one['waiting_puts']:,}",
         ]
         for one in found["rates"]["tiers"]
     ]
     if not rows:
         return ""
-    names = ("full", "reads", "writes", "hits", "to write")
+    names = ("full", "reads", "writes", "hits", "errors", "to write")
     columns = [Column("tier"), Column("state"), *(Column(name, is_number=True) for name in names)]
     return table(columns, rows)
 

@@ -32,6 +32,7 @@ def test_all_that_was_told_is_there_as_plain_values() -> None:
         "extent_bytes": 16 << 20,
         "quarantined_bytes": 0,
         "chunks": 10,
+        "pinned_chunks": 3,
         "evicted_chunks": 4,
         "reclaimed_chunks": 0,
     }
@@ -51,6 +52,15 @@ def test_counters_that_did_not_count_yet_are_zero() -> None:
     found = overview.document(reply(latency={}), {})
     assert found["hits"]["hit_chunks"] == found["l1"]["chunks"] == 0
     assert found["hits"]["hit_tokens_l1"] == found["hits"]["loaded_tokens"] == 0
+
+
+def test_remarks_and_what_the_log_has_are_no_illness() -> None:
+    warned = reply(tiers=(replace(TIER, warning="it is full"),))
+    found = overview.document(warned, {**STATS, "complaint_porter_lost": 2})
+    assert found["healthy"]
+    assert found["remarks"] == ["tier disk: it is full"]
+    assert found["complaints"] == {"porter_lost": 2}
+    assert overview.document(reply(), STATS)["complaints"] == {}
 
 
 def test_slow_requests_are_told_with_names_in_hex() -> None:

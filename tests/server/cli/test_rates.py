@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.cli.rates import Moment, between
+from protocol.status import EngineStatus
+from server.cli.rates import GONE_S, Departures, Moment, between
 from tests.server.cli.told import ENGINE, SERVER, STATS, reply
 
 replace = msgspec.structs.replace
@@ -39,6 +40,24 @@ def test_what_grew_is_told_and_divided_by_the_time() -> None:
     assert asked == [(8, 50, 20), (10, 5, 5)]
     [tier] = found["tiers"]
     assert (tier["get_bytes_s"], tier["put_bytes_s"], tier["hit_chunks"]) == (2 << 20, 0, 1)
+
+
+def test_an_engine_that_goes_is_told_of_for_a_minute_or_until_it_is_back() -> None:
+    operator = replace(ENGINE, pid=11, state="operator")
+    departures = Departures()
+
+    def at(time_s: float, *engines: EngineStatus, more: int = 0) -> list[tuple[int, float]]:
+        told = reply(engines=engines, engines_more=more)
+        return [(one["pid"], one["gone_s"]) for one in departures.note(Moment(time_s, told, STATS))]
+
+    second = replace(ENGINE, pid=9, instance=b"j" * 16)
+    assert at(1.0, ENGINE, second, operator) == []
+    assert at(2.0, ENGINE) == [(9, 0.0)]
+    assert at(2.0 + GONE_S, ENGINE) == [(9, GONE_S)]
+    assert at(3.0 + GONE_S, ENGINE) == []
+    assert at(90.0) == [(8, 0.0)]
+    assert at(91.0, ENGINE) == []
+    assert at(92.0, more=5) == [], "it may be among those that are not listed"
 
 
 def test_of_a_new_server_everything_counts() -> None:

@@ -63,6 +63,25 @@ def test_a_tier_that_cannot_be_used_is_exit_code_3(short_dir: Path, shm_dir: Pat
     assert "no engine is connected" in shown.output
 
 
+def test_several_troubles_have_a_line_each_and_what_is_worth_knowing_below() -> None:
+    tiers = (
+        msgspec.structs.replace(TIER, state="down", why="no route"),
+        msgspec.structs.replace(TIER, name="far", silent_s=9.0),
+        msgspec.structs.replace(TIER, name="near", warning="its file system\nis full"),
+    )
+    stats = {**STATS, **{f"complaint_kind_{number}": number for number in range(1, 8)}}
+    lines = status.text(overview.document(reply(tiers=tiers), stats)).splitlines()
+    assert lines[0].endswith(": 2 things are wrong")
+    assert lines[1] == "wrong  tier disk is down: no route"
+    assert lines[2].startswith("wrong  tier far has not answered for 9 s: ")
+    assert lines[3].startswith("note   tier near: its file system")
+    assert lines[3].endswith("is full")
+    assert "in 10 chunks, 3 pinned, extents" in lines[4]
+    counted = "kind_7 7, kind_6 6, kind_5 5, kind_4 4, kind_3 3 and 2 more kinds"
+    assert f"log    {counted} since the start" in lines
+    assert any(line.split()[:4] == ["far", "disk", "silent", "9s"] for line in lines)
+
+
 def test_nobody_there_is_exit_code_1(short_dir: Path) -> None:
     shown = CliRunner().invoke(cli, ["status", "--endpoint", f"ipc://{short_dir}/none"])
     assert shown.exit_code == 1
@@ -78,7 +97,8 @@ def test_long_lists_are_cut_and_counted() -> None:
     assert "... and 11 more" in lines
     assert "... and 20 more" in lines
     assert "       1 MiB wait for engines, or former ones, to let go of them" in lines
-    assert "L1     10 MiB of 64 MiB (15.6 %) in 10 chunks, extents take 16 MiB; 4 evicted" in lines
+    l1 = "L1     10 MiB of 64 MiB (15.6 %) in 10 chunks, 90 pinned, extents take 16 MiB; 4 evicted"
+    assert l1 in lines
     assert sum(line.startswith("engine one") for line in lines) == status.MAX_ROWS
     assert [line.split()[:6] for line in lines if line.startswith("disk")] == [
         ["disk", "disk", "up", "1", "GiB", "of"]

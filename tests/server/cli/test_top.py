@@ -22,7 +22,8 @@ from server import asking
 from server.cli import cli, reaching, top
 from server.cli.rates import Moment
 from tests.server.cli.cached import FIRST, Cached, keys_of
-from tests.server.cli.told import STATS, TIER, reply
+from tests.server.cli.told import COPIER, STATS, TIER, reply
+from tests.server.test_remarks import QUOTA
 from tests.wire.process import ROOT
 
 
@@ -160,7 +161,7 @@ def test_a_frame_for_people() -> None:
     found = top.frame(Moment(10.0, reply(), STATS), Moment(12.0, reply(), later))
     lines = top.text(found).splitlines()
     assert lines[0] == "kvkeep at ipc:///x, pid 7, up 3h 12m: healthy"
-    assert lines[1] == "L1     10 MiB of 64 MiB (15.6 %) in 10 chunks"
+    assert lines[1] == "L1     10 MiB of 64 MiB (15.6 %) in 10 chunks, 3 pinned"
     assert lines[2] == "hits   75.0 % of 50 chunks/s; since the start 75.0 %"
     assert lines[3] == "in     5 MiB/s, 0 chunks/s saved; 0 chunks/s evicted"
     assert any(row.split()[:3] == ["disk", "up", "25.0"] for row in lines)
@@ -173,6 +174,40 @@ def test_why_a_tier_is_down_is_in_its_row_and_in_the_first_line() -> None:
     found = top.frame(Moment(10.0, reply(), STATS), now)
     assert found["rates"]["tiers"][0]["why"] == "no folder /x"
     assert top.text(found).splitlines()[0].endswith(": tier disk is down: no folder /x")
+
+
+def test_at_three_in_the_morning_each_trouble_has_its_line() -> None:
+    """A copier and a tier hang, another tier is down, an engine went, a tenant is at its limit."""
+    tiers = (
+        msgspec.structs.replace(TIER, silent_s=8.0),
+        msgspec.structs.replace(TIER, name="far", state="down", why="nothing listens there"),
+    )
+    copier = msgspec.structs.replace(COPIER, silent_s=3.0)
+    now = Moment(
+        12.0,
+        reply(tiers=tiers, copiers=(copier,)),
+        {**STATS, "tier_disk_errors": 5, "complaint_porter_lost": 1, "complaint_copier_wedged": 2},
+        (QUOTA,),
+    )
+    gone = [{"client": "engine two", "pid": 9, "gone_s": 4.0}]
+    lines = top.text(top.frame(Moment(10.0, reply(), STATS), now, gone)).splitlines()
+    assert lines[0] == "kvkeep at ipc:///x, pid 7, up 3h 12m: 3 things are wrong"
+    assert [line[:7] for line in lines[1:6]] == ["wrong  "] * 3 + ["note   ", "L1     "]
+    assert "log    copier_wedged 2, porter_lost 1 since the start" in lines
+    rows = [line.split() for line in lines]
+    assert ["engine", "two", "9", "gone", "4s"] in rows
+    (disk,) = [row for row in rows if row[:1] == ["disk"]]
+    assert disk[1:3] == ["silent", "8s"]
+    assert disk[-2:] == ["5", "5"], "errors of the interval, and what waits to be written"
+
+
+def test_engines_that_all_went_are_still_told_of() -> None:
+    empty = Moment(12.0, reply(engines=()), STATS)
+    gone = [{"client": "engine two", "pid": 9, "gone_s": 4.0}] * 30
+    shown = top.text(top.frame(empty, empty, gone))
+    assert "no engine" not in shown
+    assert shown.count("gone") == top.MAX_ROWS
+    assert "no engine is connected" in top.text(top.frame(empty, empty))
 
 
 @pytest.mark.parametrize("interval", ["0.1", "61", "x"])
