@@ -313,7 +313,7 @@ def _wrong(text: str) -> ConfigError:
 
 def keeps_quotas(spec: TierSpec) -> bool:
     """Whether a tier knows whose its values are, and keeps tenants' floors and limits."""
-    return spec.kind == "disk" and spec.text("layout") != "files"
+    return spec.kind == "disk"
 
 
 def has_ledger(spec: TierSpec) -> bool:

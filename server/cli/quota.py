@@ -45,8 +45,7 @@ def tier_option(inner: Callable[..., Any]) -> Callable[..., Any]:
         "--tier",
         metavar="NAME",
         default="",
-        help="In this lower tier, a disk with layout=slab: its name as kvkeep status shows it.  "
-        "[default: in L1]",
+        help="In this lower tier, a disk: its name as kvkeep status shows it.  [default: in L1]",
     )(inner)
 
 

@@ -50,8 +50,8 @@ class TierQuotas:
         if not tier.knows_tenants:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
-                f"the tier {tier.name} keeps no quotas: a disk with layout=slab does, and a store "
-                "keeps limits where its URL has ledger=/a/folder of this server's own",
+                f"the tier {tier.name} keeps no quotas: a disk does, and a store keeps limits "
+                "where its URL has ledger=/a/folder of this server's own",
             )
         if change.floor_bytes and tier.has_ledger:
             raise RequestError(

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from protocol.messages import (
     DeleteSalt,
     DeleteSaltReply,
@@ -123,11 +125,13 @@ def on_disk(engine: Engine, tenant: bytes) -> int:
     return engine.wire.call(body, DeleteSaltReply).tier_values["disk"]
 
 
+@pytest.mark.parametrize("layout", ["slab", "files"])
 def test_a_flood_of_the_disk_leaves_a_salt_its_floor_there_and_after_a_kill(
-    short_dir: Path, shm_dir: Path, tmp_path: Path
+    short_dir: Path, shm_dir: Path, tmp_path: Path, layout: str
 ) -> None:
     arena, kept = shm_dir / "a", Kept()
-    tier = ("--l2", f"disk:{tmp_path}/l2?size=16M", "--quota", f"salt/{SALT.hex()}=2M@disk")
+    url = f"disk:{tmp_path}/l2?size=16M&layout={layout}"
+    tier = ("--l2", url, "--quota", f"salt/{SALT.hex()}=2M@disk")
     with launch(short_dir, arena, *tier) as server, connect(server, kept.namespace) as engine:
         assert save_as(engine, SALT, 1) == CHUNKS
         assert wait_until(lambda: on_disk(engine, SALT) == CHUNKS, 20.0, 0.05)

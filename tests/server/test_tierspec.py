@@ -181,9 +181,9 @@ def test_json_that_is_none_is_refused() -> None:
         from_json(b'{"policy": "LATER"}')
 
 
-def test_a_disk_that_a_server_has_for_itself_keeps_quotas() -> None:
+def test_a_disk_keeps_quotas_in_either_layout() -> None:
     assert keeps_quotas(parse("disk:/a?size=1G"))
-    assert not keeps_quotas(parse("disk:/a?size=1G&layout=files"))
+    assert keeps_quotas(parse("disk:/a?size=1G&layout=files"))
     assert not keeps_quotas(parse("valkey://localhost:6379"))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from protocol.keys import ReuseScope
 from protocol.messages import (
     DeleteSalt,
@@ -103,11 +105,13 @@ def save_as(holding: Cached, salt: str, tokens: list[int]) -> list[bytes]:
     return keys
 
 
+@pytest.mark.parametrize("layout", ["slab", "files"])
 def test_all_of_a_salt_goes_from_l1_and_the_disk_and_of_nobody_else(
-    short_dir: Path, shm_dir: Path
+    short_dir: Path, shm_dir: Path, layout: str
 ) -> None:
     (short_dir / "l2").mkdir()
-    with cached(short_dir, shm_dir, "--l2", f"disk:{short_dir}/l2?size=64M") as holding:
+    url = f"disk:{short_dir}/l2?size=64M&layout={layout}"
+    with cached(short_dir, shm_dir, "--l2", url) as holding:
         mine, others = save_as(holding, "tenant", FIRST), save_as(holding, "another", FIRST)
         num_bytes = (7 + len(mine) + len(others)) * 16_384
 
