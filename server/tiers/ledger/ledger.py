@@ -10,7 +10,6 @@ the porter, on its worker threads and one of its own.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +20,10 @@ from typing import NamedTuple
 from server.core.tiers.parts import MAX_SHARES, Share
 from server.tiers.disk.files import Files
 from server.tiers.disk.troubles import Troubles
-from server.tiers.interface import TierError
-from server.tiers.ledger.book import Book, BookUnusableError
+from server.tiers.ledger.book import Book
 from server.tiers.ledger.folder import held
-from server.tiers.ledger.log import Log
 from server.tiers.ledger.notes import Notes
+from server.tiers.ledger.pages import LedgerError, Pages
 from server.tiers.ledger.rows import Change, Row, Tenant, tenants_of
 from server.tiers.ledger.settling import settle
 
@@ -33,9 +31,6 @@ MAX_VALUES = 4 << 20
 """Values of one ledger; at more those used longest ago make room. Up to 1 KiB of file for each."""
 
 COMMIT_S = 1.0
-MAX_LOG_BYTES = 8 << 20
-"""With more in the log the next change waits for a commit."""
-
 MAX_VICTIMS = 512
 """Values that go in one request."""
 
@@ -46,10 +41,6 @@ _LOOKED_AT = 8192
 _SLICE = 4096
 _HELD_S = 1.0
 _STOP_S = 5.0
-
-
-class LedgerError(TierError):
-    """The ledger cannot be read or written now."""
 
 
 class Wanted(NamedTuple):
@@ -115,8 +106,7 @@ class Ledger:
         self._limits: dict[Tenant, int] = {}
         self._salts: tuple[bytes, ...] = ()
         self._told: tuple[tuple[tuple[bytes, int], ...], ...] = ((), ())
-        self._book: Book | None = None
-        self._log: Log | None = None
+        self._pages: Pages | None = None
         self._hold = held(self._files, folder, store)
         try:
             book = self._open()
@@ -130,33 +120,13 @@ class Ledger:
         self._thread.start()
 
     def _open(self) -> Book:
-        """Opens the book, and brings it up to what the log has."""
-        book: Book | None = None
-        log: Log | None = None
-        try:
-            book = Book(os.path.join(self._folder, "book"), self._max_values)
-            log = Log(self._files, os.path.join(self._folder, "log"))
-            changes = log.read(book.number)
-            while some := list(islice(changes, _SLICE)):
-                book.apply(some)
-                book.clock = max([book.clock, *(max(row[1:3]) for _, row in some if row)])
-            book.commit(log.number, book.clock)
-            log.empty()
-        except (BookUnusableError, OSError) as error:
-            for one in (book, log):
-                if one is not None:
-                    one.close()
-            raise LedgerError(
-                f"ledger={self._folder} cannot be used: {error}; where that stays so move the "
-                "folder away: what was written before is not counted then"
-            ) from None
-        self._book, self._log = book, log
-        return book
+        self._pages = Pages(self._files, self._folder, self._max_values, self._troubles)
+        return self._pages.book
 
     @property
     def is_open(self) -> bool:
         """Whether it can be read and written; else ``look`` tries again."""
-        return self._book is not None
+        return self._pages is not None and self._pages.is_open
 
     # --- entering and striking out --------------------------------------------------------
 
@@ -194,7 +164,7 @@ class Ledger:
                     row = Row(one.num_bytes, 0, 0, one.salt)
                 changes[one.name] = row._replace(stamp=self.notes.tick(), ended=0)
                 taken.entered.append(at)
-            self._write(book, [*changes.items()])
+            self._write([*changes.items()])
             self.notes.fly(wanted[at].name for at in taken.entered)
             for short_of, num_bytes in short.items():
                 taken.victims += self._victims(book, short_of, num_bytes)
@@ -272,7 +242,7 @@ class Ledger:
             for name in names
             if not self.notes.is_flying(name) and book.row(name) is not None
         ]
-        self._write(book, gone)
+        self._write(gone)
         return len(gone)
 
     # --- tenants --------------------------------------------------------------------------
@@ -339,7 +309,7 @@ class Ledger:
             row = book.row(name)
             if row is None or not row.is_open or row.stamp > asked or self.notes.is_flying(name):
                 return
-            self._write(book, [(name, row._replace(ended=asked) if is_there else None)])
+            self._write([(name, row._replace(ended=asked) if is_there else None)])
 
     def open_names(self) -> list[bytes]:
         """Values of which it is not known how their last write ended.
@@ -366,19 +336,28 @@ class Ledger:
             LedgerError: it cannot be.
         """
         with self._lock:
-            if self._book is None:
+            if not self.is_open:
                 names = self._open().open_names()
                 self.notes.doubt([name for name in names if not self.notes.is_flying(name)])
 
+    def settle(self) -> None:
+        """Enters what was noted; where that cannot be done it stays noted."""
+        with self._lock:
+            try:
+                self._settled()
+            except LedgerError:
+                return
+
     def _settled(self) -> Book:
         """The book, with what was noted meanwhile."""
-        book = self._book
-        if book is None:
+        pages = self._pages
+        if pages is None or not pages.is_open:
             raise LedgerError(f"ledger={self._folder} cannot be written")
+        book = pages.book
         taken = self.notes.take()
         changes = settle(book.row, self.notes.is_flying, taken, book.count // AGES)
         try:
-            self._write(book, [*changes.items()])
+            self._write([*changes.items()])
         except LedgerError:
             self.notes.again(taken[0])
             raise
@@ -386,55 +365,23 @@ class Ledger:
 
     # --- files ----------------------------------------------------------------------------
 
-    def _write(self, book: Book, changes: Sequence[Change]) -> None:
-        if not changes:
-            return
-        assert self._log is not None
-        try:
-            self._log.append(changes)
-        except OSError as error:
-            self._troubles.tell("ledger", error.strerror)
-            raise LedgerError(f"ledger={self._folder}: {error.strerror}") from None
-        try:
-            book.apply(changes)
-        except BookUnusableError as error:
-            self._lose(error)
-        if self._log.num_bytes > MAX_LOG_BYTES:
-            self._commit(book)
-
-    def _commit(self, book: Book) -> None:
-        assert self._log is not None
-        try:
-            book.commit(self._log.number, self.notes.clock)
-            self._log.empty()
-        except BookUnusableError as error:
-            self._lose(error)
-        except OSError as error:
-            self._troubles.tell("ledger", error.strerror)
-
-    def _lose(self, error: Exception) -> None:
-        """The book is of no use any more; what it lacks is in the log, for who opens it again."""
-        self._troubles.tell("ledger", error)
-        self._close_files()
-        raise LedgerError(f"ledger={self._folder} cannot be written: {error}") from None
-
-    def _close_files(self) -> None:
-        for one in (self._book, self._log):
-            if one is not None:
-                one.close()
-        self._book = self._log = None
+    def _write(self, changes: Sequence[Change]) -> None:
+        assert self._pages is not None
+        self._pages.write(changes, self.notes.clock)
 
     def _run(self) -> None:
         while not self._is_ending.wait(COMMIT_S):
             self._step()
 
     def _step(self) -> bool:
+        """Commits; whether there was anything to commit."""
         with self._lock:
             try:
-                book = self._settled()
-                has_changes = self._log is not None and self._log.num_bytes > 0
+                self._settled()
+                assert self._pages is not None
+                has_changes = self._pages.has_changes
                 if has_changes:
-                    self._commit(book)
+                    self._pages.commit(self.notes.clock)
             except LedgerError:
                 return False
             return has_changes
@@ -450,5 +397,6 @@ class Ledger:
         while self._step():
             pass
         with self._lock:
-            self._close_files()
+            if self._pages is not None:
+                self._pages.close()
             self._hold.release()

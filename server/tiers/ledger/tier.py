@@ -26,7 +26,8 @@ from server.tiers.interface import (
     TierError,
     Touching,
 )
-from server.tiers.ledger.ledger import Ledger, LedgerError, Wanted
+from server.tiers.ledger.ledger import Ledger, Wanted
+from server.tiers.ledger.pages import LedgerError
 from server.tiers.ledger.rows import pack_name, unpack_name
 
 ROUNDS = 3
@@ -135,6 +136,7 @@ class LedgerTier:
             pairs = list(zip(names, there, strict=True))
             self._notes.land([name for name, is_there in pairs if is_there], True)
             self._notes.land([name for name, is_there in pairs if not is_there], False)
+            self._ledger.settle()  # else a kill left in doubt what is known by now
         if not is_told:
             raise RuntimeError(f"{len(answers)} answers for {len(entered)} parts")
         for at, status in zip(entered, answers, strict=True):

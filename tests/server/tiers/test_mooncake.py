@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status
 from server.porter.engines import open_tier
 from server.tiers import mooncake as engine
 from server.tiers import values
-from server.tiers.interface import Name, Tier, TierError
+from server.tiers.interface import HEADER_BYTES, Name, Tier, TierError
+from server.tiers.ledger import with_ledger
+from server.tiers.ledger.tier import LedgerTier
 from server.tiers.mooncake import Mooncake
 from server.tierspec import parse
 from tests.stores import parts
@@ -289,3 +291,32 @@ def test_it_is_a_tier(tier: Mooncake) -> None:
     known: Tier = tier
     assert known.batch_get_into([]) == []
     assert known.batch_put([]) == []
+
+
+def test_a_tenants_limit_is_kept_and_its_values_are_named(
+    tier: Mooncake, slots: Slots, tmp_path: Path
+) -> None:
+    spec = f"mooncake://m:1?ledger={tmp_path}/ledger"
+    beside = with_ledger(tier, parse(spec))
+    assert isinstance(beside, LedgerTier)
+    salt, other, value = b"s" * 16, b"o" * 16, parts.PAYLOAD_BYTES + HEADER_BYTES
+    beside.set_quotas([Share(True, salt, 0, 3 * value)])
+
+    def put(whose: bytes, *numbers: int) -> list[Status]:
+        made = slots.parts(*numbers)
+        for one in made:
+            one.payload[:] = parts.content(one)
+            values.seal(one, parts.PARENT)
+        return beside.batch_put([replace(one, salt=whose) for one in made])
+
+    assert put(other, 20, 21) == [OK] * 2
+    for number in range(0, 9, 3):
+        assert put(salt, *range(number, number + 3)) == [OK] * 3
+    assert slots.get(*range(9)) == [ABSENT] * 6 + [OK] * 3
+    assert slots.get(20, 21) == [OK] * 2
+    assert sorted(beside.of_salt(salt, 9)) == sorted(names(6, 7, 8))
+    assert beside.health().salts == ((salt, 3 * value),)
+    beside.delete(beside.of_salt(salt, 9))
+    assert tier.batch_exists(names(6, 7, 8, 20)) == [False] * 3 + [True]
+    assert beside.of_salt(salt, 9) == []
+    beside._ledger.close()

@@ -6,14 +6,15 @@ What it measures it prints; the limits are those of the docs.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from server.core.tiers.parts import Status
+from server.core.tiers.parts import Share, Status
 from server.porter.engines import open_tier
-from server.tiers.interface import Moving, Name, Tier, TierError
+from server.tiers.interface import HEADER_BYTES, Moving, Name, Sharing, Tier, TierError
 from server.tiers.objectstore import path_of
 from server.tierspec import TierSpec, parse
 from tests.stores import parts, s3
@@ -23,6 +24,7 @@ from tests.wire.ports import free_port
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, *_ = Status
 NUMBERS = tuple(range(12))
+VALUE = HEADER_BYTES + parts.PAYLOAD_BYTES
 T = TypeVar("T")
 
 
@@ -238,3 +240,24 @@ def test_a_full_store_takes_nothing_and_is_read(
         assert fetched(tier, *kept, slot_bytes=4 << 20) == [OK] * len(kept)
         assert tier.health().ok
         tier.close()
+
+
+def test_a_tenants_limit_is_kept_and_its_values_are_named(
+    weed: s3.Weed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    s3.credentials(monkeypatch)
+    url = f"s3://{s3.BUCKET}/tenants?endpoint=http://127.0.0.1:{weed.port}&ledger={tmp_path}/ledger"
+    tier, salt, other = open_tier(parse(url)), b"s" * 16, b"o" * 16
+    assert isinstance(tier, Sharing)
+    tier.set_quotas([Share(True, salt, 0, 3 * VALUE)])
+    assert tier.batch_put([replace(one, salt=other) for one in filled(20, 21)]) == [OK] * 2
+    for number in range(0, 9, 3):
+        some = filled(*range(number, number + 3))
+        assert tier.batch_put([replace(one, salt=salt) for one in some]) == [OK] * 3
+    assert fetched(tier, *range(6), 20, 21) == [ABSENT] * 6 + [OK] * 2
+    assert {one.key for one in tier.of_salt(salt, 9)} == {parts.key(n) for n in (6, 7, 8)}
+    assert tier.health().salts == ((salt, 3 * VALUE),)
+    tier.delete(tier.of_salt(salt, 9))
+    assert fetched(tier, 6, 7, 8, 20, 21) == [ABSENT] * 3 + [OK] * 2
+    assert tier.of_salt(salt, 9) == []
+    tier.close()

@@ -16,6 +16,7 @@ from server.core.tiers.parts import Status
 from server.tiers.disk.files import Files
 from server.tiers.disk.troubles import Troubles
 from server.tiers.interface import HEADER_BYTES, Health, Name, Part, TierError
+from server.tiers.ledger.book import Book
 from server.tiers.ledger.ledger import MAX_VALUES, Ledger
 from server.tiers.ledger.tier import LedgerTier
 
@@ -202,7 +203,8 @@ def kill(tier: LedgerTier) -> None:
     made._is_ending.set()
     made._thread.join(10)
     with made._lock:
-        made._close_files()
+        assert made._pages is not None
+        made._pages.close()
     made._hold.release()
 
 
@@ -221,11 +223,15 @@ def part(number: int, salt: bytes = b"", space: bytes = F) -> Part:
     )
 
 
+def book_of(tier: LedgerTier) -> Book:
+    assert tier._ledger._pages is not None
+    return tier._ledger._pages.book
+
+
 def rows(tier: LedgerTier) -> dict[Name, bytes]:
     """Names that are in the ledger, and their salts: read from the book, beside all sums."""
-    book = tier._ledger._book
-    assert book is not None
     found = {}
+    book = book_of(tier)
     for space, _ in book.spaces():
         for packed, row in book.oldest((False, space)):
             found[Name(packed[:16], packed[16:32], int.from_bytes(packed[32:], "big"))] = row.salt

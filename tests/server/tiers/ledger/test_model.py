@@ -30,6 +30,7 @@ from tests.server.tiers.ledger.rig import (
     Killed,
     ModelStore,
     Shelf,
+    book_of,
     kill,
     name,
     opened,
@@ -182,8 +183,7 @@ class Model(RuleBasedStateMachine):
         for one in {*self.shelf.kept, *self.shelf.coming}:
             salt = SALT_OF[one.fingerprint][int.from_bytes(one.key, "big")]
             assert entered.get(one) == salt
-        book = self.tier._ledger._book
-        assert book is not None
+        book = book_of(self.tier)
         for tenant, most in (*LIMITS.items(), ((True, B), NOT_SOON), ((False, F), NOT_SOON)):
             is_salt, whose = tenant
             mine = [one for one, salt in entered.items() if whose in (salt, one.fingerprint)]

@@ -21,6 +21,7 @@ from tests.server.tiers.ledger.rig import (
     G,
     ModelStore,
     Shelf,
+    book_of,
     kill,
     name,
     opened,
@@ -322,9 +323,7 @@ def test_a_ledger_that_cannot_be_written_stops_writes_and_nothing_else(
 ) -> None:
     tier, store = begun()
     put(tier, A, 1)
-    book = tier._ledger._book
-    assert book is not None
-    monkeypatch.setattr(book, "apply", _broken)
+    monkeypatch.setattr(book_of(tier), "apply", _broken)
     assert put(tier, A, 2) == [OVER]
     assert put(tier, A, 3) == [OVER]
     assert len(store.put) == 1, "nothing reached the store"

@@ -1,0 +1,139 @@
+"""A ledger's book and its log, as one: what was written is there after any kill.
+
+Purpose: a change is in the log before it is in the book, and the log is emptied when the book is
+on the disk. A book that cannot be written is closed: opened again it has what the log has. Must not
+know: tenants, stores. Runs in: the porter; the ledger's lock guards it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+
+from server.tiers.disk.files import Files
+from server.tiers.disk.troubles import Troubles
+from server.tiers.interface import TierError
+from server.tiers.ledger.book import Book, BookUnusableError
+from server.tiers.ledger.log import Log
+from server.tiers.ledger.rows import Change
+
+MAX_LOG_BYTES = 8 << 20
+"""With more in the log the next change waits for a commit."""
+
+_SLICE = 4096
+
+
+class LedgerError(TierError):
+    """The ledger cannot be read or written now."""
+
+
+class Pages:
+    """Both files, open.
+
+    Attributes:
+        book: for looking only.
+    """
+
+    def __init__(self, files: Files, folder: str, max_values: int, troubles: Troubles) -> None:
+        """Opens them, or makes them, and brings the book up to what the log has.
+
+        Args:
+            files: the system calls.
+            folder: where they are.
+            max_values: most that the book is to hold.
+            troubles: what goes wrong is told there.
+
+        Raises:
+            LedgerError: they cannot be used.
+        """
+        self._folder, self._troubles = folder, troubles
+        book: Book | None = None
+        log: Log | None = None
+        try:
+            book = Book(os.path.join(folder, "book"), max_values)
+            log = Log(files, os.path.join(folder, "log"))
+            _bring_up(book, log)
+        except (BookUnusableError, OSError) as error:
+            for one in (book, log):
+                if one is not None:
+                    one.close()
+            raise LedgerError(
+                f"ledger={folder} cannot be used: {error}; where that stays so move the folder "
+                "away: what was written before is not counted then"
+            ) from None
+        self.book, self._log = book, log
+        self._is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both can be used."""
+        return self._is_open
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to commit."""
+        return self._log.num_bytes > 0
+
+    def write(self, changes: Sequence[Change], clock: int) -> None:
+        """Makes changes: a kill after this does not undo them.
+
+        Args:
+            changes: in order.
+            clock: no stamp is above it.
+
+        Raises:
+            LedgerError: none of them is made; or, where both are closed now, all are once they are
+                opened again.
+        """
+        if not changes:
+            return
+        try:
+            self._log.append(changes)
+        except OSError as error:
+            self._troubles.tell("ledger", error.strerror)
+            raise LedgerError(f"ledger={self._folder}: {error.strerror}") from None
+        try:
+            self.book.apply(changes)
+        except BookUnusableError as error:
+            raise self._lost(error) from None
+        if self._log.num_bytes > MAX_LOG_BYTES:
+            self.commit(clock)
+
+    def commit(self, clock: int) -> None:
+        """Returns when all is on the disk.
+
+        Args:
+            clock: no stamp is above it.
+
+        Raises:
+            LedgerError: both are closed; opened again they are as they should be.
+        """
+        try:
+            self.book.commit(self._log.number, clock)
+            self._log.empty()
+        except BookUnusableError as error:
+            raise self._lost(error) from None
+        except OSError as error:
+            self._troubles.tell("ledger", error.strerror)
+
+    def _lost(self, error: Exception) -> LedgerError:
+        self._troubles.tell("ledger", error)
+        self.close()
+        return LedgerError(f"ledger={self._folder} cannot be written: {error}")
+
+    def close(self) -> None:
+        """Closes both. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self.book.close()
+            self._log.close()
+
+
+def _bring_up(book: Book, log: Log) -> None:
+    changes = log.read(book.number)
+    while some := list(islice(changes, _SLICE)):
+        book.apply(some)
+        book.clock = max([book.clock, *(max(row[1:3]) for _, row in some if row)])
+    book.commit(log.number, book.clock)
+    log.empty()
