@@ -200,6 +200,12 @@ def _status(status: StatusReply) -> Iterator[Metric]:
         for row in status.copiers
     ]
     yield _rows("copier_up", "1 while a copier works, and answers", ("copier",), up)
+    silent = [((row.name,), row.silent_s) for row in status.tiers]
+    text = "For how long a tier has had work and none of it ended; from 7 on /readyz says so"
+    yield _rows("tier_silent_seconds", text, ("tier",), silent)
+    warned = [((row.name,), int(bool(row.warning))) for row in status.tiers]
+    text = "1 while a tier that serves says that it may be of little use; status says why"
+    yield _rows("tier_warned", text, ("tier",), warned)
     restarts = [((row.name,), row.restarts) for row in status.copiers]
     yield _rows("copier_restarts_total", "Times that another was started", ("copier",), restarts)
 

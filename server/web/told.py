@@ -12,7 +12,8 @@ import msgspec
 
 from protocol.messages import StatusReply
 from protocol.quotas import QuotaRow, TenantKind
-from protocol.status import SLOW_US, SlowRequest
+from protocol.status import COPIER_SILENT_S, SLOW_US, TIER_SILENT_S, SlowRequest
+from server.remarks import is_at_limit, pinned_bytes, remarks
 from server.web import health, latency
 from server.web.history import FIGURES, TIER_FIGURES, History, Point
 from server.web.watch import EVERY_S, Answer, View
@@ -60,6 +61,9 @@ def told(view: View, history: History, now_s: float, since_s: float) -> Plain:
             {"name": check.name, "good": check.is_good, "text": check.text}
             for check in health.ready(view)
         ],
+        "remarks": remarks(good.status, good.values, good.quotas)
+        if good is not None and good.status is not None
+        else [],
         "stats": dict(sorted(good.values.items())) if good is not None else {},
         "status": _status(good, history) if good is not None and good.status is not None else None,
         "quotas": [_quota(row) for row in good.quotas] if good is not None else [],
@@ -93,10 +97,12 @@ def _status(answer: Answer, history: History) -> Plain:
             for space in status.namespaces
         ],
         "namespaces_more": status.namespaces_more,
+        "pinned_bytes": pinned_bytes(status.namespaces),
         "prefixes": _prefixes(status),
         "tiers": [_fields(tier) for tier in status.tiers],
         "copiers": [_fields(copier) for copier in status.copiers],
         "latency": _latency(answer, status, history),
+        "silent": {"copier_s": COPIER_SILENT_S, "tier_s": TIER_SILENT_S},
         "slow": [_slow(row) for row in status.slow],
     }
 
@@ -124,7 +130,8 @@ def _quota(row: QuotaRow) -> Plain:
     kind, name = tenant(row)
     sizes = {"held_bytes": row.held_bytes, "floor_bytes": row.floor_bytes}
     where = {"kind": kind, "tenant": name, "tier": place_of(row)}
-    return {**where, **sizes, "limit_bytes": row.limit_bytes}
+    limit = {"limit_bytes": row.limit_bytes, "at_limit": is_at_limit(row)}
+    return {**where, **sizes, **limit}
 
 
 def _fields(row: msgspec.Struct) -> Plain:

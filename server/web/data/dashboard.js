@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const EVERY_MS = 5000, PATIENCE_MS = 8000, KEPT = 720, WINDOW_S = 60;
+  const EVERY_MS = 5000, PATIENCE_MS = 8000, KEPT = 720, WINDOW_S = 60, MOST_QUOTAS = 32;
   const byId = (id) => document.getElementById(id);
   let points = [], told = null, minutes = 15, lost = "", isAsking = false;
 
@@ -132,6 +132,14 @@
     return rise === null || !passed ? null : { rise, passed };
   }
 
+  /** By how much a gauge is below the most that it was over the last seconds, in this life of the server. */
+  function fewer(name, now, seconds) {
+    if (!points.length) return 0;
+    const last = points.length - 1, index = figure(name);
+    const before = points.slice(earlier(last, seconds)).filter((point) => point.length > 1).map((point) => point[1][index]);
+    return Math.max(0, ...before.map((value) => value - now));
+  }
+
   // --- the parts of the page ------------------------------------------------------------------
 
   function showState() {
@@ -152,7 +160,19 @@
     pill.dataset.state = state;
     if (notice.textContent !== why) notice.textContent = why;
     notice.hidden = !why;
-    document.title = why ? "kvkeep: no answer" : "kvkeep";
+    document.title = text === "ready" ? "kvkeep" : `kvkeep: ${text}`;
+  }
+
+  /** What is wrong and what is worth knowing, above all figures: whoever comes at night reads this first. */
+  function showTrouble() {
+    const failed = told.answers && !lost ? told.checks.filter((check) => !check.good) : [];
+    const remarks = told.answers && !lost ? told.remarks : [];
+    const line = (text, state, name) => element("li", {}, mark(text, state), element("span", {}, ...name));
+    byId("troubles").replaceChildren(
+      ...failed.map((check) => line("wrong", "bad", [element("strong", { text: check.name }), ` ${check.text}`])),
+      ...remarks.map((text) => line("note", "warn", [text])));
+    byId("trouble-title").textContent = failed.length ? "What is wrong" : "Worth knowing";
+    byId("trouble").hidden = !(failed.length || remarks.length);
   }
 
   function tile(name, value, below) {
@@ -167,12 +187,14 @@
     const engines = status ? status.engines.filter((engine) => engine.state !== "operator") : [];
     const serving = engines.filter((engine) => engine.state === "serving").length;
     const lookup = status ? status.latency.ops.LOOKUP : undefined;
+    const gone = status ? fewer("instances", stats.instances || 0, 300) : 0;
     byId("tiles").replaceChildren(
       tile("Hit ratio, 5 min", asked && asked.rise ? percent(hits.rise / asked.rise) : "–",
         asked && asked.rise ? `of ${whole(asked.rise)} tokens asked for` : "nothing was asked for"),
       tile("Cached in L1", bytes(held), `of ${bytes(stats.arena_bytes || 0)}, ${whole(stats.chunks || 0)} chunks`),
       tile("Engines", status ? whole(serving) : whole(stats.instances || 0),
-        status ? `serving, of ${counted(engines.length + status.engines_more, "process", "processes")} here` : "registered"),
+        status ? `serving, of ${counted(engines.length + status.engines_more, "process", "processes")} here` +
+          (gone ? `; ${whole(gone)} fewer than within 5 min` : "") : "registered"),
       tile("Requests a second", requests ? rate(requests.rise / requests.passed) : "–", `${whole(stats.requests || 0)} in all`),
       tile("Evicted a second", evicted ? rate(evicted.rise / evicted.passed) : "–", `${whole(EVICTED.reduce((sum, name) => sum + (stats[name] || 0), 0))} chunks in all`),
       tile("LOOKUP, p99", lookup ? took(lookup.p99_us) : "–", lookup ? `of ${whole(lookup.recent)}, 5 min` : "none so far"),
@@ -199,7 +221,10 @@
     Charts.draw(byId("chart-tiers"), { ...common, label: "Brought up a second", series: names, rows: shown(rates(reads)), format: bytes, base: 1024 });
   }
 
-  function tierRow(name, kind, state, isGood, used, capacity, more) {
+  /** Up and silent for too long is as bad as down. */
+  const stateOf = (row, most) => (row.state === "up" && row.silent_s >= most ? `silent ${duration(row.silent_s)}` : row.state);
+
+  function tierRow(name, kind, state, isGood, used, capacity, more, why) {
     const head = element("div", { class: "tier-head" },
       element("span", {}, element("b", { text: name }), element("span", { class: "quiet", text: kind })),
       told.answers ? mark(state, isGood ? "good" : "bad") : mark(`was ${state}`, "plain"));
@@ -208,6 +233,7 @@
     if (capacity) row.append(Charts.meter(share, `${name} is full to`));
     const fill = capacity ? `${bytes(used)} of ${bytes(capacity)}, ${percent(share)}` : used ? bytes(used) : "fill unknown";
     row.append(element("p", { class: "quiet", text: [fill, ...more].join(" · ") }));
+    if (why) row.append(element("p", { class: isGood ? "why note" : "why", text: why }));
     return row;
   }
 
@@ -215,17 +241,32 @@
     const stats = told.stats, status = told.status;
     const held = stats.arena_held_bytes || 0;
     const quarantined = stats.arena_quarantined_bytes || 0;
+    const pinned = status ? status.pinned_bytes : 0;
     const rows = [tierRow("L1", "shared memory", "up", true, held, stats.arena_bytes || 0, [
-      counted(stats.pinned_prefixes || 0, "pinned prefix", "pinned prefixes"), counted(stats.leases || 0, "lease", "leases"),
+      counted(stats.pinned_prefixes || 0, "pinned prefix", "pinned prefixes") + (pinned ? `: ${bytes(pinned)}` : ""), counted(stats.leases || 0, "lease", "leases"),
       ...(quarantined ? [`${bytes(quarantined)} in quarantine`] : [])])];
     for (const tier of status ? status.tiers : []) {
       const of = (name) => stats[`tier_${tier.name}_${name}`] || 0;
-      rows.push(tierRow(tier.name, tier.kind, tier.state, tier.state === "up", tier.used_bytes, tier.capacity_bytes, [
+      const state = stateOf(tier, status.silent.tier_s);
+      rows.push(tierRow(tier.name, tier.kind, state, state === "up", tier.used_bytes, tier.capacity_bytes, [
         `${counted(of("hit_chunks"), "chunk", "chunks")} brought up`, `${bytes(of("put_bytes"))} written`,
         counted(tier.jobs, "job", "jobs"), `${counted(tier.waiting_puts, "waits", "wait")} to be written`,
-        ...(of("errors") ? [counted(of("errors"), "error", "errors")] : [])]));
+        ...(of("errors") ? [counted(of("errors"), "error", "errors")] : [])], tier.why || tier.warning));
     }
     byId("tiers").replaceChildren(...rows);
+  }
+
+  function showCopiers() {
+    const status = told.status;
+    if (!status) return byId("copiers").replaceChildren(empty("This server does not tell."));
+    const columns = [{ title: "Copier", kind: "whole" }, { title: "State" }, { title: "Pieces it has", kind: "num" }, { title: "Started again", kind: "num" },
+      { title: "Do not end", kind: "num" }];
+    byId("copiers").replaceChildren(table(counted(status.copiers.length, "process", "processes"), columns, status.copiers.map((copier) => {
+      const state = stateOf(copier, status.silent.copier_s);
+      const look = state === "up" ? "good" : state === "ending" ? "plain" : "bad";
+      return [copier.name, told.answers ? mark(state, look) : mark(`was ${copier.state}`, "plain"),
+        whole(copier.jobs), whole(copier.restarts), copier.stuck ? mark(whole(copier.stuck), "bad") : "0"];
+    })));
   }
 
   const ENGINE_MARKS = { serving: "good", leaving: "warn" };
@@ -275,10 +316,15 @@
   function showQuotas() {
     byId("card-quotas").hidden = !told.quotas.length;
     if (!told.quotas.length) return;
-    const columns = [{ title: "Tenant" }, { title: "Name", kind: "mono" }, { title: "Held in L1", kind: "num" },
+    const columns = [{ title: "Tenant" }, { title: "Name", kind: "mono" }, { title: "In" }, { title: "Held", kind: "num" },
       { title: "Left by others", kind: "num" }, { title: "At most", kind: "num" }];
-    byId("quotas").replaceChildren(table(counted(told.quotas.length, "quota", "quotas"), columns, told.quotas.map((row) => [
-      row.kind, row.tenant, bytes(row.held_bytes), bytes(row.floor_bytes), row.limit_bytes ? bytes(row.limit_bytes) : "no limit"])));
+    // Those at their limit first; else as the server has them.
+    const rows = [...told.quotas].sort((one, other) => other.at_limit - one.at_limit).slice(0, MOST_QUOTAS);
+    const more = told.quotas.length - rows.length;
+    const caption = counted(told.quotas.length, "quota", "quotas") + (more ? `, ${whole(more)} of them not shown: kvkeep quota list` : "");
+    byId("quotas").replaceChildren(table(caption, columns, rows.map((row) => [
+      row.kind, row.tenant, row.tier === "l1" ? "L1" : row.tier, row.at_limit ? mark(`${bytes(row.held_bytes)}, at its limit`, "warn") : bytes(row.held_bytes),
+      bytes(row.floor_bytes), row.limit_bytes ? bytes(row.limit_bytes) : "no limit"])));
   }
 
   function showLatency() {
@@ -328,7 +374,8 @@
   function show() {
     showState();
     if (!told) return;
-    showServer(); showTiles(); showCharts(); showTiers(); showEngines(); showNamespaces(); showPrefixes(); showQuotas(); showLatency(); showSlow(); showChecks(); showStats();
+    showTrouble();
+    showServer(); showTiles(); showCharts(); showTiers(); showCopiers(); showEngines(); showNamespaces(); showPrefixes(); showQuotas(); showLatency(); showSlow(); showChecks(); showStats();
   }
 
   // --- asking ---------------------------------------------------------------------------------

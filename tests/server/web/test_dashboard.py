@@ -206,6 +206,67 @@ def test_the_longest_slow_requests_fit(page: Browser, build_dir: Path, width: in
         page.run("window.fetch = window.real")
 
 
+#: The page's answers then tell of five troubles at once.
+TROUBLES = """
+const real = window.real = window.fetch;
+window.fetch = async (...asked) => {
+  const told = await (await real(...asked)).json();
+  const why = "valkey: 10.0.0.1:6379: connections are refused: nothing listens there";
+  told.checks = told.checks.filter((check) => check.name !== "copiers" && check.name !== "tiers");
+  told.checks.push({ name: "copiers", good: false, text: "host: copier not answering for 3 s" },
+    { name: "tiers", good: false, text: `valkey: down: ${why}` });
+  told.remarks = ["operators keep 7.4 MiB of L1's 8 MiB pinned", "tier disk: <b>full</b>"];
+  told.status.copiers[0].silent_s = 3.2;
+  Object.assign(told.status.tiers[0], { warning: "/" + "x".repeat(200) + ": it is full" });
+  const [tier] = told.status.tiers;
+  told.status.tiers.push({ ...tier, name: "valkey", state: "down", warning: "", why });
+  told.status.tiers.push({ ...tier, name: "s3", warning: "", silent_s: 9.5 });
+  const [quota] = told.quotas;
+  told.quotas = [...Array(127).fill(quota), { ...quota, tier: "disk", at_limit: true }];
+  told.stats.instances = 0;
+  return { ok: true, json: async () => told };
+};
+"""
+
+
+@pytest.mark.parametrize(("width", "height", "is_dark"), LOOKS)
+def test_several_troubles_are_named_above_all_else(
+    page: Browser, build_dir: Path, width: int, height: int, is_dark: bool
+) -> None:
+    def text(name: str) -> str:
+        return str(page.run(f"return document.getElementById('{name}').innerText"))
+
+    page.look(width, height, is_dark)
+    page.run(TROUBLES)
+    try:
+        lines = (
+            "return [...document.querySelectorAll('#troubles li')]"
+            ".map((line) => line.innerText.replace(/\\s+/g, ' '))"
+        )
+        assert wait_until(lambda: len(renewed(page, lines)) == 4, 10, every_s=0.2)  # type: ignore[arg-type]
+        told = page.run(lines)
+        assert [line.split()[0] for line in told] == ["wrong", "wrong", "note", "note"]
+        assert told[0] == "wrong copiers host: copier not answering for 3 s"
+        assert told[3] == "note tier disk: <b>full</b>"
+        assert text("state") == "not ready"
+        assert page.driver.title == "kvkeep: not ready"
+        assert "silent 3 s" in text("copiers")
+        tiers = text("tiers")
+        assert "nothing listens there" in tiers
+        assert "silent 9 s" in tiers
+        assert ": it is full" in tiers
+        assert " fewer than within 5 min" in text("tiles")
+        assert "at its limit" in text("quotas").split("1.0 MiB")[0], "it is the first row"
+        assert "128 quotas, 96 of them not shown" in text("quotas")
+        page.picture(build_dir / f"dashboard-troubles-{width}-{'dark' if is_dark else 'light'}.png")
+        assert page.run(OVERFLOW) == []
+        assert page.run(CONTRAST) == []
+    finally:
+        page.run("window.fetch = window.real")
+    hidden = "return document.querySelectorAll('#troubles li').length"
+    assert wait_until(lambda: renewed(page, hidden) == 0, 15, every_s=0.2)
+
+
 def test_it_is_accessible_as_far_as_a_program_can_tell(page: Browser) -> None:
     assert page.run("return document.documentElement.lang") == "en"
     pictures = page.run(

@@ -23,6 +23,7 @@ from tests.server.web.answers import (
     ENGINE,
     NAMESPACE,
     QUOTA,
+    TIER,
     answer,
     latency,
     silent,
@@ -187,6 +188,16 @@ def test_a_name_with_quotes_and_line_ends_stays_one_label() -> None:
 def test_a_figure_of_a_later_server_is_left_out() -> None:
     names = {name for name, _ in samples(view({"of_tomorrow": 1}, status()))}
     assert not [name for name in names if "tomorrow" in name]
+
+
+def test_tiers_that_hang_or_warn() -> None:
+    found = samples(view({}, status()))
+    disk = by([("tier", "disk")])
+    assert (found["kvkeep_tier_silent_seconds", disk], found["kvkeep_tier_warned", disk]) == (0, 0)
+    told = status(tiers=(msgspec.structs.replace(TIER, silent_s=8.5, warning="full"),))
+    found = samples(view({}, told))
+    assert found["kvkeep_tier_silent_seconds", disk] == 8.5
+    assert found["kvkeep_tier_warned", disk] == 1
 
 
 def test_copiers() -> None:

@@ -15,6 +15,7 @@ from tests.server.web.answers import (
     QUOTA,
     SERVER,
     SLOW,
+    TIER,
     answer,
     latency,
     silent,
@@ -123,6 +124,25 @@ def test_quotas_are_told_by_a_short_digest_and_where_they_hold() -> None:
     below = msgspec.structs.replace(QUOTA, tier="disk")
     latest = answer(quotas=(QUOTA, below))
     first, second = told(View(latest, latest), History(), 2e9, 0)["quotas"]
-    sizes = {"held_bytes": 60, "floor_bytes": 100, "limit_bytes": 0}
+    sizes = {"held_bytes": 60, "floor_bytes": 100, "limit_bytes": 0, "at_limit": False}
     assert first == {"kind": "salt", "tenant": "74" * 6, "tier": "l1", **sizes}
     assert second == {**first, "tier": "disk"}
+    full = msgspec.structs.replace(QUOTA, limit_bytes=60)
+    latest = answer(told=status(), quotas=(full,))
+    made = told(View(latest, latest), History(), 2e9, 0)
+    assert [row["at_limit"] for row in made["quotas"]] == [True]
+    assert len(made["remarks"]) == 1
+    assert "salt/74" in made["remarks"][0]
+
+
+def test_what_is_worth_knowing_is_told_in_the_words_of_the_command() -> None:
+    warned = status(tiers=(msgspec.structs.replace(TIER, warning="it is full"),))
+    assert told(view({}, warned), History(), 2e9, 0)["remarks"] == ["tier disk: it is full"]
+    assert told(view({}, status()), History(), 2e9, 0)["remarks"] == []
+    for unknown in (view({}), silent()):
+        assert told(unknown, History(), 2e9, 0)["remarks"] == []
+
+
+def test_how_much_operators_keep_is_told_in_bytes() -> None:
+    made = told(view({}, status()), History(), 2e9, 0)
+    assert made["status"]["pinned_bytes"] == (1 << 20) * 3 // 20
