@@ -163,6 +163,7 @@ FAMILIES: dict[str, tuple[str, Figure]] = {
 
 COMPLAINTS = (
     "adoption_fault",
+    "arena_removed",
     "chosen_id",
     "connections_bound",
     "copier_error",

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections import deque
+from functools import partial
 from types import FrameType
 
 import zmq
@@ -135,6 +136,7 @@ class Server:
 
     def _build(self) -> None:
         self._complaints = Complaints()
+        self._arena.foothold.removed = partial(self._complaints.note, "arena_removed")
         self._queue: ReportQueue = deque()
         self._router = make_socket(self._context)
         core = self._heir()

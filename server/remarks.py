@@ -21,6 +21,8 @@ LIMIT_SHARE = 0.95
 """Of a tenant's limit: what it stores replaces its own."""
 
 MAX_TENANTS = 3
+
+REMOVED = "the arena's folder was removed and made again: the next server lacks what was in it"
 _NAME_DIGITS = 12
 
 
@@ -35,6 +37,8 @@ def remarks(
         quotas: of tenants that have one.
     """
     told = [f"tier {one.name}: {one.warning}" for one in status.tiers if one.warning]
+    if stats.get("complaint_arena_removed", 0):
+        told.append(REMOVED)
     told += _pins(status.namespaces, stats.get("arena_bytes", 0))
     limited = list(_limited(quotas))
     told += limited[:MAX_TENANTS]

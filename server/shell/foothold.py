@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protocol.errors import ConfigError
 from server.shell.folders import make_private_directory
@@ -30,6 +30,10 @@ class Foothold:
         lock: of the arena, held.
         identity: path of the file that a next server recognises the arena by.
         folders: names of the folders in it.
+
+    Attributes:
+        removed: told, in whichever thread, that it was removed and is made again; logs it unless
+            somebody counts it as well.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Foothold:
         self._lock = lock
         self._identity = identity
         self._folders = [f"{directory}/{name}" for name in folders]
+        self.removed: Callable[[str], None] = lambda text: _log.warning("arena_removed: %s", text)
         self._guard = threading.Lock()
         self._is_left = False
 
@@ -70,8 +75,7 @@ class Foothold:
                 pass
             for folder in self._folders:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
-            _log.warning(
-                "arena_removed: somebody removed the arena's folder %s, or a part of it; it is "
-                "made again. What is cached stays usable, and the next server begins empty",
-                self._directory,
+            self.removed(
+                f"somebody removed the arena's folder {self._directory}, or a part of it; it is "
+                "made again. What is cached stays usable, and the next server begins empty"
             )

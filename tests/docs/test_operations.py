@@ -195,6 +195,7 @@ def test_the_log_lines_described_are_in_the_code() -> None:
     assert kinds - set(found) == set()
     for child in (TraceChild, WebChild):
         kinds |= {child.lost, child.said, child.refused, child.stuck}
+    kinds |= set(re.findall(r'complaints\.note, "([a-z_]+)"', code))
     assert sorted(kinds) == list(COMPLAINTS), "those that /metrics tells as 0 before the first"
 
 

@@ -75,6 +75,7 @@ def test_the_whole_folder_goes_and_new_engines_get_memory(kept: ServerProcess, a
         save_some(other, 3, 64)
         save_some(other, 4, 64)  # in a second extent
         read_all(other, make_keys(3, 64))
+        assert stats(other)["complaint_arena_removed"] == 1
     bystander.check()
     assert kept.log().count("arena_removed") == 1
     assert "Traceback" not in kept.log()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protocol.quotas import QuotaRow, TenantKind
-from server.remarks import MAX_TENANTS, is_at_limit, pinned_bytes, remarks
+from server.remarks import MAX_TENANTS, REMOVED, is_at_limit, pinned_bytes, remarks
 from tests.server.cli.told import SPACE, STATS, TIER, reply
 
 replace = msgspec.structs.replace
@@ -28,6 +28,11 @@ def test_a_server_at_rest_has_nothing_to_say() -> None:
 def test_what_a_tier_warns_of_is_said_with_its_name() -> None:
     told = reply(tiers=(TIER, replace(TIER, name="far", warning="its file system is full")))
     assert remarks(told, STATS) == ["tier far: its file system is full"]
+
+
+def test_an_arena_whose_folder_was_removed_is_lost_to_the_next_server() -> None:
+    assert remarks(reply(), {**STATS, "complaint_arena_removed": 1}) == [REMOVED]
+    assert remarks(reply(), {**STATS, "complaint_arena_removed": 0}) == []
 
 
 @pytest.mark.parametrize(("pinned", "is_said"), [(7, False), (8, True), (30, True)])

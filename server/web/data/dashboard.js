@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const EVERY_MS = 5000, PATIENCE_MS = 8000, KEPT = 720, WINDOW_S = 60, MOST_QUOTAS = 32;
+  const EVERY_MS = 5000, PATIENCE_MS = 8000, KEPT = 720, WINDOW_S = 60, MOST_QUOTAS = 16;
   const byId = (id) => document.getElementById(id);
   let points = [], told = null, minutes = 15, lost = "", isAsking = false;
 
@@ -280,7 +280,7 @@
       (status.engines_more ? `, ${whole(status.engines_more)} more not shown` : "");
     if (!engines.length) return byId("engines").replaceChildren(empty(`No engine is here. ${caption}.`));
     const columns = [{ title: "Client" }, { title: "State" }, { title: "Process", kind: "num" }, { title: "Last heard", kind: "num" },
-      { title: "Here for", kind: "num" }, { title: "Hit", kind: "num" }, { title: "Leases", kind: "num" }, { title: "Quarantine", kind: "num" }, { title: "Namespaces", kind: "mono" }];
+      { title: "Here for", kind: "num" }, { title: "Hit", kind: "num" }, { title: "Leases", kind: "num" }, { title: "Quarantine", kind: "num" }, { title: "Namespaces", kind: "mono whole" }];
     byId("engines").replaceChildren(table(caption, columns, engines.map((engine) => [
       engine.client || "not introduced yet",
       told.answers ? mark(engine.state, ENGINE_MARKS[engine.state] || "plain") : mark(`was ${engine.state}`, "plain"), String(engine.pid || "–"),
