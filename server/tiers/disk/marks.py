@@ -74,6 +74,10 @@ class Marks:
         if self._fresh is not None:
             self._known, self._fresh = self._fresh, None
 
+    def matters(self, tag: int) -> bool:
+        """Whether a file with this tag may be of a salt that is looked for."""
+        return tag in self._tags
+
     def salt(self, path: str, file_bytes: int) -> bytes:
         """The salt of a file if it matters, else empty. Reads files at most whose length says so.
 
@@ -84,7 +88,7 @@ class Marks:
         Raises:
             OSError: it cannot be read; FileNotFoundError when it is gone.
         """
-        if tag_in(file_bytes) not in self._tags:
+        if not self.matters(tag_in(file_bytes)):
             return b""
         fresh, number = self._fresh, hash((path, file_bytes))
         found = self._known.get(number)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from server.tiers.disk.files import BLOCK_BYTES, Files
+from server.tiers.disk.files import Files
 from server.tiers.disk.holdings import At, Holdings, Value
 from server.tiers.disk.listed import FAN, FOLDER, VALUE
 from server.tiers.disk.marks import Marks, tag_in
@@ -108,22 +108,24 @@ class Walker:
         Raises:
             FileNotFoundError: it is gone.
         """
-        salt = b""
-        try:
-            salt = self._marks.salt(path, found.st_size)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            self._troubles.tell("read errors", error.strerror)
-        space = at_of(path).space
-        whose = self._whose.get((space, salt)) or Whose(bytes.fromhex(space), salt)
-        self._whose[space, salt] = whose
-        return Value(
-            whose,
-            found.st_size // BLOCK_BYTES * BLOCK_BYTES,
-            found.st_blocks * _BLOCK,
-            tag_in(found.st_size),
-        )
+        space, tag = path.rsplit("/", 3)[1], tag_in(found.st_size)
+        whose = self._plain(space)
+        if self._marks.matters(tag):
+            try:
+                salt = self._marks.salt(path, found.st_size)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                self._troubles.tell("read errors", error.strerror)
+            else:
+                whose = self._whose.setdefault((space, salt), Whose(whose.space, salt))
+        return Value(whose, found.st_size - tag, found.st_blocks * _BLOCK, tag)
+
+    def _plain(self, space: str) -> Whose:
+        found = self._whose.get((space, b""))
+        if found is None:
+            found = self._whose[space, b""] = Whose(bytes.fromhex(space))
+        return found
 
     def walk(self, found: Callable[[Candidate], None]) -> None:
         """Tells the holdings, which were told that a walk begins, all that is there.
