@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from protocol.figures import find
+from protocol.figures import TIER_FIGURES, find
 from server.web import health
 from server.web.exposition import exposed
-from server.web.names import place
+from server.web.names import PREFIX, place
 from tests.deploy.observability.expressions import rules
 from tests.repository import tree
 from tests.server.web.answers import status, view
@@ -59,7 +59,13 @@ def test_metrics_beyond_stats_are_all_named_and_no_other() -> None:
     beyond -= {
         name
         for name in beyond
-        if name.startswith(("tier_", "errors_", "miss_chunks_", "hit_tokens_"))
+        if name.startswith(("complaints_", "errors_", "miss_chunks_", "hit_tokens_"))
+    }
+    of_tiers = [place(f"tier_x_{end}") for end in TIER_FIGURES]
+    beyond -= {
+        one.family.removeprefix(PREFIX) + ("_total" if one.is_counter else "")
+        for one in of_tiers
+        if one is not None
     }
     beyond -= {"loop_long_bursts_total"}
     table = section("Metrics").partition("A name of [STATS]")[0]

@@ -261,6 +261,18 @@ def test_a_porter_that_gets_on_is_told_of_and_one_that_only_has_something_to_say
     assert link.num_outstanding == 0
 
 
+def test_what_a_tier_warns_of_is_passed_on_without_credentials(start: Start) -> None:
+    rig = start(spec("fine"))
+    text = "redis://me:secret@host:1 is full"
+    report = PorterAnswered(ZERO, Answer(Kind.HEALTH, 3, statuses=b"shares", warning=text))
+    rig.tiers.appliers[PorterAnswered](report, clock.now_ns())
+    (told,) = [entry for entry in rig.core.told if entry[0] == "tier_health"]
+    assert told[1:3] == (JobId(3), True)
+    assert told[-2] == b"shares"
+    assert told[-1].endswith("host:1 is full")
+    assert "secret" not in told[-1]
+
+
 def test_a_slow_read_of_many_parts_says_that_it_moves(start: Start) -> None:
     rig = start(spec("slow"))
     rig.extent(1)
