@@ -153,7 +153,9 @@ class Keeper:
                     shares.reserve(room.group, num_bytes)
                     self._reserved += num_bytes
                     return room
-                candidate = self._queues.take(shares, taker, over)
+                # Who has less than its floor takes of others first, and its own if need be.
+                candidate = self._queues.take(shares, NOBODY, over)
+                candidate = candidate or self._queues.take(shares, taker, over)
                 is_over = over is not None or not self._queues.is_empty
             if candidate is None:
                 self._wake.set()
@@ -319,6 +321,8 @@ class Keeper:
                 candidate = self._queues.take(shares, alone(tenant), tenant)
                 if candidate is not None:
                     return candidate
+                if self._queues.is_cut:
+                    self._wake.set()  # another walk finds more of it
             return None if self._has_room(0) else self._queues.take(shares, NOBODY)
 
     # --- one file -------------------------------------------------------------------------
@@ -333,8 +337,7 @@ class Keeper:
 
     def _change(self, path: str, before: Value | None, after: Value | None) -> None:
         if before is not None:  # its salt had a quota when it was looked at
-            whose = grouped(before.whose, self._marks.salts)
-            before = before._replace(whose=whose)
+            before = before._replace(whose=grouped(before.whose, self._marks.salts))
         self._holdings.change(at_of(path), before, after)
         number = hash(path)
         if after is not None:
@@ -409,6 +412,7 @@ class Keeper:
         is_whole = False
         try:
             self._walker.walk(queues.gather)
+            queues.settle()
             is_whole = True
         finally:
             with self._lock:
@@ -418,7 +422,9 @@ class Keeper:
                     self._marks.end()
                     self._holdings.end()
                     self._holdings.live.size_bytes += self._charged
-                    queues.settle(used or (), self._left)
+                    for space in self._left:
+                        queues.drop(space)
+                    queues.merge(used or ())
                     self._queues = queues
                 else:
                     self._holdings.abandon()

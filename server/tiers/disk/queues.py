@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from heapq import heapify, heappush, heappushpop
+from heapq import heappush, heappushpop, merge
 from typing import NamedTuple
 
 from server.tiers.disk.holdings import Value, grouped
@@ -64,22 +64,19 @@ class Queues:
             self.is_cut = True
             heappushpop(heap, entry)
 
-    def settle(self, others: Iterable[Candidate] = (), without: Collection[bytes] = ()) -> None:
-        """Orders what was gathered.
-
-        Args:
-            others: that were used meanwhile.
-            without: fingerprints of namespaces of which nothing that was gathered is left.
-        """
-        for kind, heap in self._heaps.items():
-            left = [one for one in heap if one[1].value.whose.space not in without]
-            heapify(left)
-            self._heaps[kind] = left
-        for candidate in others:
-            self.gather(candidate)
+    def settle(self) -> None:
+        """Orders what was gathered."""
         for kind, heap in self._heaps.items():
             self._queues[kind] = deque(sorted(candidate for _, candidate in heap))
         self._heaps = {}
+
+    def merge(self, others: Iterable[Candidate]) -> None:
+        """Takes those that were used while others were gathered, each where it belongs."""
+        kinds: dict[tuple[Tenant, ...], list[Candidate]] = {}
+        for one in others:
+            kinds.setdefault(self._kind(one.value.whose), []).append(one)
+        for kind, fresh in kinds.items():
+            self._queues[kind] = deque(merge(self._queues.get(kind, ()), sorted(fresh)))
 
     def add(self, candidate: Candidate) -> None:
         """One that was used now: it goes after those before it."""

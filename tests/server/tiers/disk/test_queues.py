@@ -49,7 +49,7 @@ def test_the_oldest_of_all_go_first_whoever_they_are() -> None:
 def test_floors_keep_the_youngest_of_a_tenant() -> None:
     all_of_them = [one(1, A), one(2, A, OTHER), one(3, A), one(4), one(5, space=OTHER)]
     queues = Queues(TENANTS)
-    queues.settle(all_of_them)
+    queues.merge(all_of_them)
     floors = Share(True, A, 2 * 4096, 0), Share(False, OTHER, 2 * 4096, 0)
     assert order(queues, shares_of(all_of_them, *floors)) == [1, 4]
     assert not queues.is_empty
@@ -58,7 +58,7 @@ def test_floors_keep_the_youngest_of_a_tenant() -> None:
 def test_a_floor_does_not_hold_against_its_own_tenant() -> None:
     all_of_them = [one(1, A), one(2)]
     queues = Queues(TENANTS)
-    queues.settle(all_of_them)
+    queues.merge(all_of_them)
     shares = shares_of(all_of_them, Share(True, A, 4096, 0))
     first = queues.take(shares, Whose(OTHER, A))
     assert first is not None
@@ -68,7 +68,7 @@ def test_a_floor_does_not_hold_against_its_own_tenant() -> None:
 def test_of_one_tenant_only_its_own_go() -> None:
     all_of_them = [one(1), one(2, A, OTHER), one(3, space=OTHER), one(4, A)]
     queues = Queues(TENANTS)
-    queues.settle(all_of_them)
+    queues.merge(all_of_them)
     shares = shares_of(all_of_them)
     assert order(queues, shares, (True, A)) == [2, 4]
     assert order(queues, shares, (False, OTHER)) == [3]
@@ -91,22 +91,27 @@ def test_no_more_than_so_many_wait_and_the_oldest_do(monkeypatch: pytest.MonkeyP
     assert order(queues, shares_of([])) == [0, 1, 2, 3], "two queues have half of it each"
 
 
-def test_of_a_namespace_that_was_cleared_only_what_came_later_waits() -> None:
+def test_what_is_used_while_others_are_gathered_waits_where_it_belongs() -> None:
+    queues = Queues(TENANTS)
+    for number in (1, 4, 6):
+        queues.gather(one(number))
+    queues.settle()
+    queues.merge([one(5), one(2), one(3, A)])
+    queues.add(one(7))
+    assert order(queues, shares_of([])) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_all_of_a_namespace_can_be_taken_out() -> None:
     queues = Queues(())
     for number in range(4):
-        queues.gather(one(number, space=(SPACE, OTHER)[number % 2]))
-    queues.settle([one(8, space=OTHER)], without={OTHER})
-    assert order(queues, shares_of([])) == [0, 2, 8]
-    queues.settle()
-    queues.add(one(1))
-    queues.add(one(2, space=OTHER))
-    queues.drop(SPACE)
-    assert order(queues, shares_of([])) == [2]
+        queues.add(one(number, space=(SPACE, OTHER)[number % 2]))
+    queues.drop(OTHER)
+    assert order(queues, shares_of([])) == [0, 2]
 
 
 def test_others_tenants_make_other_queues_of_the_same_files() -> None:
     queues = Queues(())
-    queues.settle([one(2, space=OTHER), one(1), one(3, A)])
+    queues.merge([one(2, space=OTHER), one(1), one(3, A)])
     now = queues.among([(False, OTHER)], frozenset())
     shares = shares_of([])
     assert order(now, shares, (False, OTHER)) == [2]

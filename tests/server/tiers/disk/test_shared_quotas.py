@@ -111,6 +111,18 @@ def test_who_finds_no_room_for_others_floors_is_told_so(opened: Open) -> None:
     assert put(tier, B, range(FIRST_OF_B, FIRST_OF_B + 5), BIG) == {Status.OK: 5}
 
 
+def test_who_has_less_than_its_floor_takes_from_those_above_theirs(opened: Open) -> None:
+    tier = opened(Unsynced())
+    tier.set_quotas([Share(True, A, 10 * BIG_LENGTH, 0), Share(True, B, 20 * BIG_LENGTH, 0)])
+    put(tier, A, range(5), BIG)
+    put(tier, B, range(FIRST_OF_B, FIRST_OF_B + 2 * FULL), BIG)
+    assert put(tier, A, range(5, 10), BIG) == {Status.OK: 5}
+    assert held(tier, range(10), BIG) == list(range(10)), "and not of its own, which are older"
+    assert put(tier, b"", range(200, 200 + FULL), BIG) == {Status.OK: FULL}
+    assert told(tier)[A] == 10 * BIG_LENGTH
+    assert told(tier)[B] == 20 * BIG_LENGTH
+
+
 def test_a_limit_is_never_passed_and_the_oldest_of_its_own_go(opened: Open, folder: Path) -> None:
     tier = opened(rescan_s=0.05)
     tier.set_quotas([Share(True, A, 0, 20 * LENGTH), Share(True, B, 1, 0)])
