@@ -1,4 +1,4 @@
-"""``quota``: what tenants keep in L1 whatever others store, and what they may not exceed.
+"""``quota``: what tenants keep whatever others store, and what they may not exceed.
 
 Must not know: how a server is asked. Runs in: the process of the command line.
 """
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def command() -> None:
     """Give tenants a share of L1, or of a disk, that others' stores leave alone, or a most.
 
+    A store whose URL has ledger= keeps a most alone: for what this server wrote there.
+
     A tenant is a namespace, or all requests with one cache salt. What is set here is kept with the
     arena; the option --quota of launch has quotas from the start.
     """
@@ -45,7 +47,8 @@ def tier_option(inner: Callable[..., Any]) -> Callable[..., Any]:
         "--tier",
         metavar="NAME",
         default="",
-        help="In this lower tier, a disk: its name as kvkeep status shows it.  [default: in L1]",
+        help="In this lower tier, a disk or a store with ledger=: its name as kvkeep status "
+        "shows it.  [default: in L1]",
     )(inner)
 
 
@@ -72,6 +75,7 @@ def set_(
 
     What others have above their own share makes room for it. All shares together fit L1, or 7/8 of
     the tier. A salt's chunks that were stored before its first quota do not count for it in L1.
+    In a store SIZE is 0, and each server has a limit of its own.
     """
     from protocol.errors import ConfigError
     from server import quotaspec

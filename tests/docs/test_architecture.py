@@ -22,6 +22,7 @@ ROOMS = (
     "server/porter",
     "server/tiers",
     "server/tiers/disk",
+    "server/tiers/ledger",
     "server/web",
     "server/tracing",
     "server/bench",

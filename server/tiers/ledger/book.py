@@ -166,13 +166,16 @@ class Book:
         Raises:
             BookUnusableError: some of them are not made; the book is of no use any more.
         """
+        sums: dict[Tenant, tuple[int, int]] = {}
         try:
             for name, row in changes:
-                self._apply(name, row)
+                self._apply(name, row, sums)
+            for tenant, found in sums.items():
+                self._set_sum(tenant, *found)
         except lmdb.Error as error:
             raise BookUnusableError(str(error)) from error
 
-    def _apply(self, name: bytes, row: Row | None) -> None:
+    def _apply(self, name: bytes, row: Row | None, sums: dict[Tenant, tuple[int, int]]) -> None:
         transaction, before = self._transaction, self.row(name)
         if before is not None and (row is None or row.stamp != before.stamp):
             for tenant in tenants_of(name, before.salt):
@@ -181,7 +184,7 @@ class Book:
             if before is not None:
                 transaction.delete(name, db=self._values)
                 transaction.delete(name, db=self._opened)
-                self._count(name, before, -1)
+                self._count(name, before, -1, sums)
             return
         assert before is None or before.salt == row.salt, "a value changes hands"
         transaction.put(name, pack_row(row), db=self._values)
@@ -194,19 +197,21 @@ class Book:
             transaction.delete(name, db=self._opened)
         if before is None or before.num_bytes != row.num_bytes:
             if before is not None:
-                self._count(name, before, -1)
-            self._count(name, row, 1)
+                self._count(name, before, -1, sums)
+            self._count(name, row, 1, sums)
 
-    def _count(self, name: bytes, row: Row, by: int) -> None:
+    def _count(self, name: bytes, row: Row, by: int, sums: dict[Tenant, tuple[int, int]]) -> None:
         self.count += by
         for tenant in tenants_of(name, row.salt):
-            count, num_bytes = self._sum(tenant)
-            key = _ORDER.pack(*tenant, 0)[: 1 + ID_BYTES]
-            if count + by:
-                packed = _SUM.pack(count + by, num_bytes + by * row.num_bytes)
-                self._transaction.put(key, packed, db=self._sums)
-            else:
-                self._transaction.delete(key, db=self._sums)
+            count, num_bytes = sums.get(tenant) or self._sum(tenant)
+            sums[tenant] = count + by, num_bytes + by * row.num_bytes
+
+    def _set_sum(self, tenant: Tenant, count: int, num_bytes: int) -> None:
+        key = _ORDER.pack(*tenant, 0)[: 1 + ID_BYTES]
+        if count:
+            self._transaction.put(key, _SUM.pack(count, num_bytes), db=self._sums)
+        else:
+            self._transaction.delete(key, db=self._sums)
 
     def commit(self, number: int, clock: int) -> None:
         """Returns when all that was changed is on the disk.
