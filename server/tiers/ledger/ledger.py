@@ -210,8 +210,12 @@ class Ledger:
         self.notes.leave(found)
         return found
 
-    def removed(self, names: Sequence[bytes]) -> None:
+    def removed(self, names: Sequence[bytes], asked: int) -> None:
         """The store was told to remove values, and has; ends what ``notes.leave`` began.
+
+        Args:
+            names: of them; what was written meanwhile, if anything, counts on.
+            asked: a stamp from before.
 
         Raises:
             LedgerError: they still count.
@@ -219,12 +223,16 @@ class Ledger:
         try:
             for at in range(0, len(names), _SLICE):
                 with self._lock:
-                    self._strike(self._settled(), names[at : at + _SLICE])
+                    self._strike(self._settled(), names[at : at + _SLICE], asked)
         finally:
             self.notes.left(names)
 
-    def cleared(self, fingerprint: bytes) -> None:
+    def cleared(self, fingerprint: bytes, asked: int) -> None:
         """The same of all values of a namespace.
+
+        Args:
+            fingerprint: of it.
+            asked: a stamp from before the first of its values went.
 
         Raises:
             LedgerError: some still count.
@@ -234,14 +242,15 @@ class Ledger:
             with self._lock:
                 book = self._settled()
                 names = [name for name, _ in islice(book.oldest((False, fingerprint)), _SLICE)]
-                has_more = self._strike(book, names) > 0
+                has_more = self._strike(book, names, asked) > 0
 
-    def _strike(self, book: Book, names: Iterable[bytes]) -> int:
-        gone: list[Change] = [
-            (name, None)
-            for name in names
-            if not self.notes.is_flying(name) and book.row(name) is not None
-        ]
+    def _strike(self, book: Book, names: Iterable[bytes], asked: int) -> int:
+        gone: list[Change] = []
+        for name in names:
+            row = book.row(name)
+            if row is not None and not self.notes.is_flying(name):
+                written = row.stamp if row.is_open else row.ended
+                gone += [(name, None)] if written <= asked else []
         self._write(gone)
         return len(gone)
 

@@ -36,8 +36,8 @@ ROUNDS = 3
 LATE_S = 4.0
 """When removing took so long nothing is written in that call: it would not end in time."""
 
-ASK_S = 1.0
-MOST_ASKED = 32
+ASK_S = 0.25
+MOST_ASKED = 256
 """A check-up asks the store for so many values, and so long at most."""
 
 _MAX_SUSPECTS = 1024
@@ -73,7 +73,8 @@ class LedgerTier:
         self._doubts = Doubts(clock)
         self._doubts.note(map(unpack_name, ledger.open_names()))
         self._suspects: deque[bytes] = deque(maxlen=_MAX_SUSPECTS)
-        self._clearing: dict[bytes, float] = {}
+        #: When a namespace's CLEAR that goes on began, by the clock and by the ledger's.
+        self._clearing: dict[bytes, tuple[float, int]] = {}
 
     @property
     def moved(self) -> Callable[[], None]:
@@ -177,12 +178,13 @@ class LedgerTier:
 
     def _remove(self, names: Sequence[bytes]) -> None:
         """Removes values that are marked as leaving, and strikes them out."""
+        asked = self._notes.tick()
         try:
             self._tier.delete([unpack_name(name) for name in names])
         except BaseException:
             self._notes.left(names)
             raise
-        self._ledger.removed(names)
+        self._ledger.removed(names, asked)
 
     def delete(self, names: Sequence[Name]) -> None:
         """See ``Tier``.
@@ -193,6 +195,7 @@ class LedgerTier:
         wanted = frozenset(names)
         packed = [pack_name(name) for name in wanted]
         self._notes.leave(packed)
+        asked = self._notes.tick()
         try:
             with self._doubts.removal(self._kind, wanted.__contains__):
                 self._tier.delete(names)
@@ -200,7 +203,7 @@ class LedgerTier:
             self._notes.left(packed)
             raise
         # Not what may come again: that counts until a removal holds.
-        self._ledger.removed(packed)
+        self._ledger.removed(packed, asked)
 
     def clear(self, fingerprint: bytes) -> None:
         """See ``Tier``.
@@ -214,10 +217,11 @@ class LedgerTier:
             self._kind, lambda name: name.fingerprint == fingerprint
         ) as removal:
             # An engine may need several calls; what it passed in the first is not looked at again.
-            removal.begun_s = self._clearing.setdefault(fingerprint, removal.begun_s)
+            begun = removal.begun_s, self._notes.tick()
+            removal.begun_s, asked = self._clearing.setdefault(fingerprint, begun)
             self._tier.clear(fingerprint)
             self._clearing.pop(fingerprint, None)
-        self._ledger.cleared(fingerprint)
+        self._ledger.cleared(fingerprint, asked)
 
     def health(self) -> Health:
         """See ``Tier``; asks for some values that may have gone."""

@@ -38,7 +38,7 @@ def test_a_kill_at_any_moment_keeps_what_was_entered(tmp_path: Path) -> None:
     written(made, 1, 2)
     made._step()
     written(made, 3)
-    made.removed([wanted(1)[0].name])
+    made.removed([wanted(1)[0].name], made.notes.tick())
     written(made, 4)
     found = ledger(copied(tmp_path / "a", tmp_path / "b"))
     assert found.of_salt(A, 9) == [one.name for one in wanted(2, 3, 4)]

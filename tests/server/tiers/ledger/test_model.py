@@ -194,19 +194,20 @@ class Model(RuleBasedStateMachine):
 
 
 Model.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-test_any_order = Model.TestCase
+TestAnyOrder = Model.TestCase
 
 
-class Long(Model):
-    """The same for longer."""
-
-
-Long.TestCase.settings = settings(
-    Model.TestCase.settings, max_examples=1000, stateful_step_count=50
-)
-test_any_order_for_long = pytest.mark.slow(Long.TestCase)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+class TestForLong(Model.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(
+        max_examples=1000,
+        stateful_step_count=50,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from server.core.tiers.parts import Share, Status
-from server.tiers.interface import Lister, Moving, Sharing, TierError, Touching
+from server.tiers.interface import Lister, Moving, Part, Sharing, TierError, Touching
 from server.tiers.ledger import ledger as ledgers
 from server.tiers.ledger.book import BookUnusableError
 from server.tiers.ledger.tier import LATE_S, LedgerTier
@@ -274,6 +276,31 @@ def test_a_clear_in_many_calls_that_began_before_holds_only_if_done_again(
     assert (rows(tier), shelf.kept) == ({}, {})
 
 
+@pytest.mark.parametrize("what", ["delete", "clear"])
+def test_what_is_written_while_a_removal_is_under_way_counts_on(
+    begun: Open, shelf: Shelf, what: str
+) -> None:
+    tier, store = begun()
+    put(tier, A, 1, 2)
+    remove = getattr(store, what)
+
+    def slowly(argument: object) -> None:
+        remove(argument)
+        wanted = part(1, A)
+        packed = [name(1)[0] + name(1)[1] + bytes(4)]
+        tier._notes.fly(packed)  # it was entered before, and comes to the store only now
+        assert store.batch_put([wanted]) == [OK]
+        tier._notes.land(packed, True)
+
+    setattr(store, what, slowly)
+    if what == "delete":
+        tier.delete([name(1), name(2)])
+    else:
+        tier.clear(F)
+    assert rows(tier) == {name(1): A}
+    assert set(shelf.kept) == {name(1)}
+
+
 def test_there_is_a_most_of_values_and_the_oldest_make_room(begun: Open, shelf: Shelf) -> None:
     tier, _ = begun(max_values=8)
     put(tier, A, *range(4))
@@ -302,6 +329,43 @@ def test_removing_that_takes_long_leaves_no_time_to_write(begun: Open, clock: Cl
     assert put(tier, A, 3) == [OK]
     assert tier.batch_put([part(4, B), part(5, A)]) == [ERROR, OVER]
     assert set(rows(tier)) == {name(2), name(4)}, "the one that was entered is in doubt"
+
+
+def test_threads_that_write_read_and_delete_at_once_keep_to_a_limit(
+    begun: Open, shelf: Shelf
+) -> None:
+    tier, store = begun()
+    tier.set_quotas([Share(True, A, 0, 6 * VALUE)])
+    most: list[int] = []
+    carry = store.batch_put
+
+    def counted(parts: list[Part]) -> list[Status]:
+        statuses = carry(parts)
+        most.append(sum(one.fingerprint == F for one in [*shelf.kept]))
+        return statuses
+
+    store.batch_put = counted  # type: ignore[assignment, method-assign]
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(150):
+            numbers = draw.sample(range(12), 3)
+            if draw.random() < 0.6:
+                put(tier, A, *numbers)
+            elif draw.random() < 0.5:
+                tier.batch_get_into([part(number) for number in numbers])
+            else:
+                put(tier, B, *numbers, space=G)
+                tier.delete([name(numbers[0], G)])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert max(most) <= 6
+    assert set(shelf.kept) <= set(rows(tier))
+    tier.touch([name(number, space) for number in range(12) for space in (F, G)])
+    tier.health()
+    assert set(rows(tier)) == set(shelf.kept)
+    assert dict(tier.health().salts) == {A: VALUE * sum(one.fingerprint == F for one in shelf.kept)}
 
 
 def test_an_engine_that_raises_or_answers_too_little_leaves_its_puts_in_doubt(
