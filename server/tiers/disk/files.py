@@ -147,27 +147,18 @@ def shortage(files: Files, folder: str, size_bytes: int, is_short: bool = False)
         size_bytes: the operator's.
         is_short: whether the file system was full when the tier last needed more of it.
     """
-    told = (_beyond(files, folder, size_bytes), _full(folder, size_bytes) if is_short else "")
-    return "; ".join(filter(None, told))
-
-
-def _full(folder: str, size_bytes: int) -> str:
-    # Without a figure that moves: the same trouble is one line of the log, not one each time.
-    return (
-        f"{folder}: its file system is full before size={format_size(size_bytes)} is reached: new "
-        "values replace older ones sooner, or are not taken"
-    )
-
-
-def _beyond(files: Files, folder: str, size_bytes: int) -> str:
     try:
         whole_bytes, _ = files.room(folder)
     except OSError:
-        return ""
-    if not 0 < whole_bytes < size_bytes:
-        return ""
+        whole_bytes = 0
     has, wanted = format_size(whole_bytes), format_size(size_bytes)
-    return f"{folder}: size={wanted}, and its file system has {has} in all"
+    is_beyond = 0 < whole_bytes < size_bytes
+    # Without a figure that moves: the same trouble is one line of the log, not one each time.
+    if is_short:
+        own = f", {has} in all," if is_beyond else ""
+        text = f"{folder}: its file system{own} is full before size={wanted} is reached"
+        return f"{text}: new values replace older ones sooner, or are not taken"
+    return f"{folder}: size={wanted}, and its file system has {has} in all" if is_beyond else ""
 
 
 def open_direct(files: Files, path: str, flags: int) -> tuple[int, bool]:

@@ -17,6 +17,7 @@ from server.tiers.disk.files import (
     blocks,
     open_direct,
     read_all,
+    shortage,
     status_of,
     write_all,
 )
@@ -141,3 +142,23 @@ def test_each_thread_has_a_header_block_and_nothing_of_others_in_it() -> None:
     thread.start()
     thread.join()
     assert bytes(blocks_seen[0]) == bytes(BLOCK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("whole_bytes", "is_short", "told"),
+    [
+        (100 << 20, False, ""),
+        (8 << 20, False, "/l2: size=64 MiB, and its file system has 8 MiB in all"),
+        (100 << 20, True, "/l2: its file system is full before size=64 MiB is reached: "),
+        (8 << 20, True, "/l2: its file system, 8 MiB in all, is full before size=64 MiB is reach"),
+        (0, False, ""),
+    ],
+)
+def test_a_size_that_the_file_system_does_not_have(
+    whole_bytes: int, is_short: bool, told: str
+) -> None:
+    files = FaultyFiles()
+    files.small = (whole_bytes, 0)
+    said = shortage(files, "/l2", 64 << 20, is_short)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)
