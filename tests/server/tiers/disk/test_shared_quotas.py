@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,6 +172,35 @@ def test_quotas_for_a_salt_that_has_values_hold_once_they_are_counted(
     assert told(tier) == {A: 31 * LENGTH, FINGERPRINT: 31 * LENGTH}
     tier.set_quotas(BOTH)
     assert agreed(tier, folder, A, B)
+
+
+class Halting(Files):
+    """Lets a walk list so many folders, and stops it there until it may go on."""
+
+    def __init__(self) -> None:
+        self.left = 1 << 30
+        self.is_there, self.may_go_on = threading.Event(), threading.Event()
+
+    def names(self, path: str) -> list[str]:
+        self.left -= 1
+        if not self.left:
+            self.is_there.set()
+            assert self.may_go_on.wait(60.0)
+        return super().names(path)
+
+
+def test_a_walk_that_began_before_a_salt_had_a_quota_tells_nothing_of_it(opened: Open) -> None:
+    put(opened(), A, range(4))
+    files = Halting()
+    tier = opened(files)
+    files.left = 5  # for what was cleared, the root, the namespace, two folders of values
+    tier._keeper.look_again()
+    assert files.is_there.wait(60.0)
+    tier.set_quotas(BOTH)
+    assert put(tier, A, range(9, 10)) == {Status.NO_ROOM: 1}
+    files.may_go_on.set()
+    assert tier._keeper.wait_known(60.0)
+    assert told(tier) == {A: 4 * LENGTH, FINGERPRINT: 4 * LENGTH}
 
 
 def test_what_other_servers_removed_is_not_counted_against_a_floor(opened: Open) -> None:

@@ -116,6 +116,33 @@ def test_a_walk_waits_for_who_is_at_a_file_and_knows_of_it(tmp_path: Path) -> No
     assert walked.holdings.live.groups == {}
 
 
+def test_what_is_named_while_a_folder_is_looked_at_is_counted_once(tmp_path: Path) -> None:
+    fan = write(tmp_path, name_of(1)).parent
+    walked = Walked(tmp_path)
+    stripe, names = walked.stripes.of(fan.name), walked.files.names
+    threads: list[threading.Thread] = []
+
+    def named(path: str) -> list[str]:
+        if path == str(fan):
+            stripe.acquire()
+            other = write(tmp_path, name_of(1, shard=5))
+            threads.append(threading.Thread(target=counted, args=(other,)))
+            threads[0].start()
+        return names(path)
+
+    def counted(other: Path) -> None:
+        time.sleep(0.05)  # a walk that does not wait is over by then
+        value = walked.walker.look(str(other))
+        walked.holdings.change(at_of(str(other)), None, value)
+        stripe.release()
+
+    walked.files.names = named  # type: ignore[method-assign]
+    walked.walk()
+    threads[0].join(10.0)
+    assert len(walked.found) == 2
+    assert walked.holdings.live.groups == {Whose(FINGERPRINT): (2, 2 * BLOCK_BYTES)}
+
+
 def test_what_was_cleared_is_counted_until_it_is_removed(tmp_path: Path) -> None:
     write(tmp_path, name_of(1))
     (tmp_path / FINGERPRINT.hex()).rename(tmp_path / ".cleared-1")
