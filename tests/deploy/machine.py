@@ -9,6 +9,7 @@ root.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ ENGINE = "engine"
 _DOCUMENT = tree.ROOT / "docs/deployment.md"
 _CAP_SYS_RESOURCE = 24
 _BOOT_S = 60.0
-_INSTALL_S = 240.0
+_INSTALL_S = 400.0
 _COMMAND_S = 120.0
 
 
@@ -75,18 +76,20 @@ class Machine:
         pid: its process 1, as this machine counts.
     """
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
+    def __init__(self, folder: Path, wheel: Path, *prepare: str) -> None:
         """Prepares; nothing is started yet.
 
         Args:
             folder: for its root and its log; empty.
             wheel: kvkeep.
+            prepare: more lines for a shell in its root, run before it has processes and while it
+                has this machine's network.
         """
         group = _own_group()
         assert group is not None
         self._group = group / f"kvkeep-machine-{os.getpid()}"
         self._root, self._log = folder / "root", folder / "log"
-        self._wheel = wheel
+        self._wheel, self._prepare = wheel, prepare
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
@@ -114,7 +117,7 @@ class Machine:
                 env={
                     **{key: value for key, value in os.environ.items() if "PYTHON" not in key},
                     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-                    "INSTALL": "\n".join(online),
+                    "INSTALL": "\n".join([*online, *self._prepare]),
                 },
             )
         self._wait_for_init(self._process)
@@ -130,10 +133,11 @@ class Machine:
         end_s = time.monotonic() + _INSTALL_S
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while time.monotonic() < end_s and process.poll() is None:
-            for child in children.read_text(encoding="ascii").split():
-                if Path(f"/proc/{child}/comm").read_text(encoding="utf-8") == "systemd\n":
-                    self.pid = int(child)
-                    return
+            with contextlib.suppress(OSError):  # one that ended meanwhile
+                for child in children.read_text(encoding="ascii").split():
+                    if Path(f"/proc/{child}/comm").read_text(encoding="utf-8") == "systemd\n":
+                        self.pid = int(child)
+                        return
             time.sleep(0.1)
         raise AssertionError(self._log.read_text(encoding="utf-8", errors="replace")[-4000:])
 

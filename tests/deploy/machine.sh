@@ -14,7 +14,7 @@ m=$root/machine
 make_root() {
     repository=$1 wheel=$2
     mount --make-rprivate /
-    mount -t tmpfs -o size=2g,mode=0755 kvkeep-machine "$root"
+    mount -t tmpfs -o size=3g,mode=0755 kvkeep-machine "$root"
     mkdir "$root/upper" "$root/work" "$m"
     mount -t overlay -o "lowerdir=/,upperdir=$root/upper,workdir=$root/work" overlay "$m"
     mount -t tmpfs -o mode=1777 tmpfs "$m/tmp"
@@ -67,7 +67,9 @@ if [ "$stage" = root ]; then
     group=$4
     echo $$ >"$group/cgroup.procs"
     make_root "$3" "$5"
+    mount -t proc proc "$m/proc"
     chroot "$m" /bin/sh -euc "cd /install; $INSTALL"
+    umount "$m/proc"
     exec unshare --pid --fork --kill-child --cgroup --uts --ipc --net sh "$0" init "$root"
 fi
 
@@ -76,6 +78,9 @@ mount -t cgroup2 cgroup2 "$m/sys/fs/cgroup"
 mount -t proc proc "$m/proc"
 mount --bind "$m/proc/sys" "$m/proc/sys"
 mount -o remount,bind,ro "$m/proc/sys"
+# These are of its own network.
+mount --bind "$m/proc/sys/net" "$m/proc/sys/net"
+mount -o remount,bind,rw "$m/proc/sys/net"
 cd "$m"
 mkdir before
 pivot_root . before

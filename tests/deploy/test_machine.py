@@ -226,6 +226,21 @@ def test_a_start_can_be_called_off_and_the_cache_stays(machine: Machine) -> None
 
 
 @slow
+def test_a_wrong_setting_is_named_in_the_journal(machine: Machine) -> None:
+    """It is tried again until somebody puts it right, and serves then."""
+    with drop_in(machine, "Environment=KVKEEP_LOG_LEVEL=LOUD"):
+        assert machine.run("systemctl", "restart", SERVICE).returncode != 0
+        end_s = time.monotonic() + 30
+        while "KVKEEP_LOG_LEVEL" not in (said := machine.journal()):
+            assert time.monotonic() < end_s, said
+            time.sleep(0.3)
+        assert machine.show("ExecMainStatus") == "2"
+        machine.good("sed", "-i", "s/LOUD/INFO/", f"/run/systemd/system/{SERVICE}.d/test.conf")
+        machine.good("systemctl", "daemon-reload")
+        machine.wait_for("ActiveState", "active")
+
+
+@slow
 def test_it_works_with_the_drop_ins(machine: Machine) -> None:
     """What they are for is not here: no GPU, no store."""
     lines = [
