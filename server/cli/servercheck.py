@@ -21,6 +21,7 @@ from server.cli import overview
 from server.cli.findings import Finding, Level
 from server.config import ServerConfig
 from server.gathering import Gathered
+from server.remarks import remarks
 from server.web import listen
 
 ASK_LIMIT_S = 3.0
@@ -93,7 +94,8 @@ def findings(settings: ServerConfig, source: str, environ: Mapping[str, str]) ->
     ]
     pages_at = f", pages at {status.server.http}" if status.server.http else ""
     text = f"{status.server.version} at {settings.endpoint.url}, pid {status.server.pid}{pages_at}"
-    return found or [Finding(Level.OK, ABOUT, text)]
+    notes = [Finding(Level.NOTE, ABOUT, line) for line in remarks(status, stats)]
+    return [*(found or [Finding(Level.OK, ABOUT, text)]), *notes]
 
 
 def told(settings: ServerConfig, status: StatusReply, stats: Mapping[str, int]) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,9 @@ from server import config
 from server.cli import servercheck
 from server.cli.findings import Finding, Level
 from server.config import ServerConfig
+from server.remarks import REMOVED
 from tests.server.cli.told import COPIER, SERVER, STATS, TIER, reply
+from tests.wire.client import Engine
 from tests.wire.ports import held_port
 from tests.wire.process import ServerProcess, wait_until
 
@@ -68,6 +71,20 @@ def test_a_server_is_found_or_not(short_dir: Path, shm_dir: Path) -> None:
         server.kill()
         [told] = look(settings)
         assert (told.level, "did not end by itself" in told.text) == (Level.NOTE, True)
+
+
+def test_what_is_worth_knowing_of_one_that_is_well_is_a_note(
+    short_dir: Path, shm_dir: Path
+) -> None:
+    settings = at(f"ipc://{short_dir}/s")
+    with ServerProcess(short_dir, shm_dir / "a", "--l1-size", "8M") as server:
+        shutil.rmtree(shm_dir / "a")
+        with Engine(server.url, server.side_path) as engine:
+            engine.register()
+            assert wait_until(lambda: look(settings)[0].level is Level.OK, 20.0, 0.1)
+            well, note = look(settings)
+        assert (well.level, note.level) == (Level.OK, Level.NOTE)
+        assert note.text == REMOVED
 
 
 def test_one_that_is_stopped_is_named_with_what_has_it_go_on(
