@@ -29,7 +29,7 @@ ENGINE = "engine"
 _DOCUMENT = tree.ROOT / "docs/deployment.md"
 _CAP_SYS_RESOURCE = 24
 _BOOT_S = 60.0
-_INSTALL_S = 400.0
+_INSTALL_S = 900.0
 _COMMAND_S = 120.0
 
 

@@ -1,4 +1,4 @@
-"""Image and compose file under a real linter and compose's schema. None was built: no Docker."""
+"""Image and compose file under a real linter and compose's schema. Docker is in ``test_image``."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ KVKEEP_L2=disk:/var/lib/kvkeep/tier?size=64M
 KVKEEP_HTTP=127.0.0.1:9464
 """
 slow = pytest.mark.slow
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1100)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The units under systemd's own tools, and against what the server needs.
 
-None was started by a real systemd: what the server says to one is in ``test_notify``.
+Nothing is started here: a real systemd does so in ``test_machine``.
 """
 
 from __future__ import annotations
