@@ -33,6 +33,7 @@ OTHERS = {
     *("RemoveIPC", "LimitNOFILE=", "/dev/shm", "T", "/tmp"),
     *("kill -9", "kill -CONT", "ulimit -l", "ulimit -n", "dmesg", "free", "ps", "top"),
     *("journalctl -u kvkeep", "py-spy dump", "kvkeep"),
+    *("status=203/EXEC", "status=2/INVALIDARGUMENT"),  # systemd's words
 }
 
 
