@@ -203,15 +203,24 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "python build/hit.py": HIT,
         **all_run("kvkeep status", "kvkeep top --once", "kvkeep inspect"),
     },
-    "docs/tenants.md": all_run(
-        "kvkeep quota set 20M --namespace my-model",
-        "kvkeep quota set 8M --limit 16M --salt tenant-a",
-        "kvkeep quota list",
-        "kvkeep quota unset --salt tenant-a",
-        "kvkeep quota set 8M --tier disk --salt tenant-a",
-        "kvkeep quota unset --tier disk --salt tenant-a",
-        "kvkeep delete --salt tenant-a",
-    ),
+    "docs/tenants.md": {
+        **all_run(
+            "kvkeep quota set 20M --namespace my-model",
+            "kvkeep quota set 8M --limit 16M --salt tenant-a",
+            "kvkeep quota list",
+            "kvkeep quota unset --salt tenant-a",
+            "kvkeep quota set 8M --tier disk --salt tenant-a",
+            "kvkeep quota unset --tier disk --salt tenant-a",
+            "kvkeep delete --salt tenant-a",
+        ),
+        **dict.fromkeys(
+            (
+                "kvkeep launch --l2 'valkey://10.0.0.1:6379?ledger=/var/lib/kvkeep/valkey-ledger'",
+                "kvkeep quota set 0 --limit 200G --tier valkey --salt tenant-a",
+            ),
+            Elsewhere("tests/server/test_app_ledger.py"),
+        ),
+    },
     "docs/tiers/disk.md": {
         "python -m server launch --l1-size 64G --l2 'disk:/mnt/nvme/kvkeep?size=2T'": LAUNCH
     },
