@@ -137,9 +137,12 @@ def test_what_only_the_disk_has_goes_there_and_in_the_stores_that_do_not_know() 
     assert world.tiers[0].store == world.tiers[1].store == others
 
 
-def test_a_namespace_that_only_the_disk_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tier", [DISK, TierConfig("disk", has_ledger=True)])
+def test_a_namespace_that_only_the_disk_or_a_ledger_knows(
+    monkeypatch: pytest.MonkeyPatch, tier: TierConfig
+) -> None:
     monkeypatch.setattr("server.core.saltdeletion.MAX_NAMES", 5)
-    world = TierWorld(tiered(DISK))
+    world = TierWorld(tiered(tier))
     world.up()
     engine = begun(world)
     space = b"gone" * 4
