@@ -241,6 +241,29 @@ def test_a_wrong_setting_is_named_in_the_journal(machine: Machine) -> None:
 
 
 @slow
+def test_an_upgrade_of_systemd_leaves_it_alone(machine: Machine) -> None:
+    """Its signs of life are taken by the next systemd, too."""
+    assert visit(machine, "save", "reexec") == str(COUNT)
+    before = (machine.show("MainPID"), machine.show("NRestarts"))
+    machine.good("systemctl", "daemon-reexec")
+    seen, end_s = machine.show("WatchdogTimestampMonotonic"), time.monotonic() + 60
+    while machine.show("WatchdogTimestampMonotonic") == seen:
+        assert time.monotonic() < end_s
+        time.sleep(0.5)
+    assert (machine.show("MainPID"), machine.show("NRestarts")) == before
+    assert visit(machine, "look", "reexec") == str(COUNT)
+
+
+@slow
+def test_it_is_started_with_the_machine(machine: Machine) -> None:
+    """By the target that a machine boots into; the mount comes with it."""
+    machine.good("systemctl", "stop", SERVICE, ARENA)
+    machine.good("systemctl", "start", "multi-user.target")
+    assert machine.show("ActiveState", ARENA) == "active"
+    assert machine.show("ActiveState") == "active"
+
+
+@slow
 def test_it_works_with_the_drop_ins(machine: Machine) -> None:
     """What they are for is not here: no GPU, no store."""
     lines = [
