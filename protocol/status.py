@@ -142,7 +142,7 @@ class NamespaceStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         sessions: registered ranks that use it.
         chunks: in L1, incomplete ones included.
         bytes: of L1's slots that hold them.
-        pinned_chunks: under PIN; one under several counts for each.
+        pinned_chunks: under PIN, each once.
         idle_s: since a LOOKUP found, or a COMMIT published, some of it; at most the uptime.
     """
 

@@ -26,13 +26,15 @@ from server.core.admission import MORE, Pause, Steps
 from server.core.config import SECOND_NS, Outside
 from server.core.effects import HOST_COPIER, CopierId
 from server.core.extents import Phase
+from server.core.index import ROOT
 from server.core.namespaces import Owner, Session
+from server.core.operations import PinnedPrefix
 from server.core.peers import Process
 from server.core.state import State
 from server.core.tiers.tier import Tier
 
 SLICE_ROWS, SLICE_PINS, SLICE_EXTENTS = 8, 256, 256
-"""Engines, pins and extents that are looked at in one slice."""
+"""Engines, pinned chunks and extents that are looked at in one slice."""
 
 
 class Collection:
@@ -146,13 +148,29 @@ class Collection:
     # --- namespaces -----------------------------------------------------------------------
 
     def _pinned(self) -> Generator[Pause, None, Counter[Fingerprint]]:
-        """Chunks under PIN by namespace; of an index that was cleared there are none any more."""
+        """Chunks under PIN by namespace, each once; of an index that was cleared none any more.
+
+        Prompts that are pinned begin alike as a rule: up from the deepest chunk of each PIN, as far
+        as another one's.
+        """
         counts: Counter[Fingerprint] = Counter()
-        for number, pin in enumerate(list(self._state.operations.pins.values()), start=1):
-            if pin.index is pin.owner.index and pin.index.life[pin.node] == pin.life:
-                counts[pin.owner.fingerprint] += pin.count
-            if not number % SLICE_PINS:
-                yield MORE
+        marks: dict[int, bytearray] = {}  # of each index
+        num_steps = 0
+        for pin in list(self._state.operations.pins.values()):
+            name, index, node = pin.owner.fingerprint, pin.index, pin.node
+            is_there = _holds(pin)
+            if is_there and id(index) not in marks:
+                marks[id(index)] = bytearray(len(index.parent))
+            while True:
+                num_steps += 1
+                if not num_steps % SLICE_PINS:
+                    yield MORE
+                    is_there = _holds(pin)  # and so do all that are above it
+                if not is_there or node == ROOT or marks[id(index)][node]:
+                    break
+                marks[id(index)][node] = 1
+                counts[name] += 1
+                node = index.parent[node]
         return counts
 
     def _namespace(self, owner: Owner, num_bytes: int, pinned_chunks: int) -> NamespaceStatus:
@@ -207,6 +225,11 @@ class Collection:
             stuck=len(window.stranded),
             silent_s=self._outside.silent_s.get(copier, 0.0),
         )
+
+
+def _holds(pin: PinnedPrefix) -> bool:
+    """Whether what was pinned is there."""
+    return pin.index is pin.owner.index and pin.index.life[pin.node] == pin.life
 
 
 def _held_bytes(sessions: list[Session], taken: dict[ExtentId, int]) -> int:

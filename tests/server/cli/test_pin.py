@@ -21,7 +21,7 @@ def test_prompts_are_pinned_for_a_time(holding: Cached) -> None:
     assert found["ttl_s"] == 172_800
     assert found["prompts"] == [{"chunks": 5, "pinned": 5}, {"chunks": 4, "pinned": 4}]
     [one] = holding.told("inspect")["namespaces"]
-    assert one["pinned_chunks"] == 9
+    assert one["pinned_chunks"] == 7, "both begin with the same two, which count once"
     assert pinned(holding) == 2
     # The time is set anew, and then over.
     shown = holding.run("pin", "--tokens", prompts, "--ttl", "1")

@@ -18,6 +18,7 @@ from protocol.status import (
     OpLatency,
 )
 from server.core import effects as fx
+from server.core import status as collected
 from server.core.config import Adopted, Identity, Outside, TierConfig
 from server.core.dispatch import CAPABILITIES
 from server.core.status import copier_name
@@ -172,6 +173,36 @@ def test_pins_end_with_what_they_pinned() -> None:
     assert space(status(a), a.space).pinned_chunks == 2
     a.ask(m.Clear(fingerprint=name))
     assert space(status(a), a.space).pinned_chunks == 0
+    a.save(chain("y", 3))
+    a.ask(m.Pin(fingerprint=name, keys=b"".join(chain("y", 3)), ttl_s=9))
+    assert space(status(a), a.space).pinned_chunks == 3
+
+
+def test_a_chunk_under_several_pins_is_told_once() -> None:
+    world = World(config(extents=8))
+    a = world.engine()
+    a.register(namespace())
+    common, name = chain("x", 3), fingerprint(a.space)
+    a.save(chain("x", 4))
+    for length in (1, 2, 3):
+        a.ask(m.Pin(fingerprint=name, keys=b"".join(common[:length]), ttl_s=9))
+    assert space(status(a), a.space).pinned_chunks == 3
+    a.ask(m.Unpin(fingerprint=name, keys=b"".join(common)))
+    assert space(status(a), a.space).pinned_chunks == 2
+
+
+def test_pins_longer_than_a_slice_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collected, "SLICE_PINS", 2)
+    world = World(config(extents=8))
+    a, b = world.engine("a"), world.engine("b")
+    for one, model, letter in ((a, "m/a", "x"), (b, "m/b", "y")):
+        one.register(namespace(model))
+        one.save(chain(letter, 5))
+        for length in (5, 3, 4):
+            keys = b"".join(chain(letter, 5)[:length])
+            one.ask(m.Pin(fingerprint=fingerprint(one.space), keys=keys, ttl_s=9))
+    reply = status(a)
+    assert [one.pinned_chunks for one in reply.namespaces] == [5, 5]
 
 
 def test_tiers_say_how_they_stand() -> None:
