@@ -171,8 +171,8 @@ class TierStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         jobs: what its porter has to do.
         waiting_puts: chunks that wait to be written.
         why: it is not ``up``, one line without credentials; empty while it is, or nothing is known.
-        silent_s: for how long it has had work and none of it has ended, nor any byte moved; 0 while
-            it forgets.
+        silent_s: for how long it has had work and none of it has ended, nor any byte moved, lists
+            left out; 0 while it forgets.
         warning: why it may be of little use while it is ``up``, as it said when it was last looked
             at, one line without credentials; empty for nothing.
     """

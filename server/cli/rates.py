@@ -52,11 +52,13 @@ class Departures:
             Of each that went within ``GONE_S``: ``client``, ``pid`` and ``gone_s``.
         """
         status = now.status
+        all_here = {(one.instance, one.pid) for one in status.engines}
         here = {
             (one.instance, one.pid): one.client for one in status.engines if one.state != "operator"
         }
         if not status.engines_more:  # else one that is not listed may be there all the same
-            left = self._here.keys() - here.keys()
+            # A command is seen to be one with its first question only, a moment after it came.
+            left = self._here.keys() - all_here
             self._gone |= {key: (self._here[key], now.time_s) for key in left}
         self._here = here
         self._gone = {

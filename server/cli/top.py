@@ -197,7 +197,10 @@ def _engines(found: dict[str, Any]) -> str:
         [plain(one["client"]) or "?", str(one["pid"]), "gone", span(one["gone_s"]), "", "", ""]
         for one in found["gone"]
     ]
-    rows = [*rows[: max(0, MAX_ROWS - len(lost))], *lost[:MAX_ROWS]]
+    # Those that are here have half of the rows at least: all may have been started anew.
+    most = max(MAX_ROWS // 2, MAX_ROWS - len(rows))
+    lost = lost[-most:]
+    rows = [*rows[: MAX_ROWS - len(lost)], *lost]
     if not rows:
         return "no engine is connected"
     columns = [Column("engine", can_shrink=True), Column("pid", is_number=True), Column("state")]

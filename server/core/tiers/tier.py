@@ -159,10 +159,11 @@ class Tier:
     @property
     def silent_ns(self) -> int:
         """For how long it has had work and none ended, nor any byte moved; 0 while it forgets."""
-        if self._num_drops or not self.flying:  # to forget a namespace may take minutes
-            return 0
-        oldest = next(iter(self.flying.values()))  # in the order of their beginning
-        return max(0, self._timers.clock.now_ns - max(oldest.begun_ns, self._moved_ns))
+        now_ns, jobs = self._timers.clock.now_ns, self.flying.values()  # the oldest is the first
+        # Without lists: to look for a salt's values may take 8 s. To forget may take minutes.
+        begun = (one.begun_ns for one in jobs if not isinstance(one.effect, TierList))
+        begun_ns = now_ns if self._num_drops else next(begun, now_ns)
+        return max(0, now_ns - max(begun_ns, self._moved_ns))
 
     def count(self, what: str, number: int = 1) -> None:
         """Adds to one of its counters."""

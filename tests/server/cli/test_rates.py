@@ -58,6 +58,9 @@ def test_an_engine_that_goes_is_told_of_for_a_minute_or_until_it_is_back() -> No
     assert at(90.0) == [(8, 0.0)]
     assert at(91.0, ENGINE) == []
     assert at(92.0, more=5) == [], "it may be among those that are not listed"
+    came = replace(operator, state="connected")
+    assert at(93.0, came) == []
+    assert at(94.0, operator) == at(95.0) == [], "a command that asked something and ended"
 
 
 def test_of_a_new_server_everything_counts() -> None:

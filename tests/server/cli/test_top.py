@@ -22,7 +22,7 @@ from server import asking
 from server.cli import cli, reaching, top
 from server.cli.rates import Moment
 from tests.server.cli.cached import FIRST, Cached, keys_of
-from tests.server.cli.told import COPIER, STATS, TIER, reply
+from tests.server.cli.told import COPIER, ENGINE, STATS, TIER, reply
 from tests.server.test_remarks import QUOTA
 from tests.wire.process import ROOT
 
@@ -208,6 +208,17 @@ def test_engines_that_all_went_are_still_told_of() -> None:
     assert "no engine" not in shown
     assert shown.count("gone") == top.MAX_ROWS
     assert "no engine is connected" in top.text(top.frame(empty, empty))
+
+
+def test_engines_that_went_leave_room_for_those_that_are_here() -> None:
+    here = tuple(msgspec.structs.replace(ENGINE, pid=100 + number) for number in range(20))
+    now = Moment(12.0, reply(engines=here), STATS)
+    gone = [{"client": "old", "pid": 900 + number, "gone_s": 50.0 - number} for number in range(20)]
+    rows = [line.split() for line in top.text(top.frame(now, now, gone)).splitlines()]
+    lost = [row for row in rows if "gone" in row]
+    assert len(lost) == top.MAX_ROWS // 2
+    assert lost[-1][1] == "919", "those that went last"
+    assert len([row for row in rows if "serving" in row]) == top.MAX_ROWS - len(lost)
 
 
 @pytest.mark.parametrize("interval", ["0.1", "61", "x"])

@@ -98,6 +98,16 @@ def test_to_forget_takes_its_time_and_is_no_silence() -> None:
     assert bench.tier.silent_ns == 0
 
 
+def test_a_long_look_for_values_is_no_silence_and_hides_none() -> None:
+    bench = Bench()
+    bench.tier.list_there(Listed.OF_SALT, SPACE, bench.over("list"))
+    bench.wait(8 * SECOND_NS)
+    assert bench.tier.silent_ns == 0
+    bench.put("a")
+    bench.wait(SECOND_NS // 2)
+    assert bench.tier.silent_ns == SECOND_NS // 2
+
+
 def test_reads_go_before_writes_within_the_window() -> None:
     bench = Bench()
     for name in "abc":
