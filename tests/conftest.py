@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,25 @@ def runtime_folder() -> Iterator[Path]:
     ):
         patch.setenv("XDG_RUNTIME_DIR", name)
         yield Path(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def valkey_at_fork() -> Iterator[None]:
+    """The Valkey client does nothing in children that are forked from here.
+
+    It would connect anew in each child of a process that ever had a client, closed or not, and wait
+    seconds for servers that are gone: every later test of the same process that forks was slow.
+    """
+    register = os.register_at_fork
+
+    def without_valkey(**hooks: Callable[[], object]) -> None:
+        modules = [getattr(hook, "__module__", "") or "" for hook in hooks.values()]
+        if not any(name.startswith("glide_sync") for name in modules):
+            register(**hooks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "register_at_fork", without_valkey)
+        yield
 
 
 @pytest.fixture
