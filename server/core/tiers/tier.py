@@ -160,9 +160,8 @@ class Tier:
     def silent_ns(self) -> int:
         """For how long it has had work and none ended, nor any byte moved; 0 while it forgets."""
         now_ns, jobs = self._timers.clock.now_ns, self.flying.values()  # the oldest is the first
-        # Without lists: to look for a salt's values may take 8 s. To forget may take minutes.
-        begun = (one.begun_ns for one in jobs if not isinstance(one.effect, TierList))
-        begun_ns = now_ns if self._num_drops else next(begun, now_ns)
+        begun = (one.begun_ns for one in jobs if not isinstance(one.effect, TierList))  # takes 8 s
+        begun_ns = now_ns if self._num_drops else next(begun, now_ns)  # to forget takes minutes
         return max(0, now_ns - max(begun_ns, self._moved_ns))
 
     def count(self, what: str, number: int = 1) -> None:
