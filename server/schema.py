@@ -158,7 +158,7 @@ _ALL = (
         "TENANT=SIZE[:LIMIT][@TIER]",
         "bytes",
         "namespace/DIGITS or salt/DIGITS, as kvkeep quota list shows them, and what others leave "
-        "it; after a colon the most it may have; after an @ the disk tier for which it holds",
+        "it; after a colon the most it may have; after an @ the lower tier for which it holds",
         "none",
         "What a tenant keeps in the cache whatever others store",
         is_repeated=True,

@@ -17,7 +17,7 @@ from protocol import __version__, endpoint
 from protocol.errors import ConfigError, KvkeepError
 from protocol.messages import StatusReply
 from server import asking, config
-from server.cli import overview
+from server.cli import overview, reaching
 from server.cli.findings import Finding, Level
 from server.config import ServerConfig
 from server.gathering import Gathered
@@ -72,6 +72,7 @@ def findings(settings: ServerConfig, source: str, environ: Mapping[str, str]) ->
     try:
         with asking.connected(side_path, ASK_LIMIT_S, "doctor") as asker:
             status, stats = asker.status(ASK_LIMIT_S), asker.stats(ASK_LIMIT_S)
+            quotas = reaching.quotas(asker)
     except asking.EndpointRemovedError as error:
         return [_unreachable(settings.endpoint.url, error)]
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
@@ -94,7 +95,7 @@ def findings(settings: ServerConfig, source: str, environ: Mapping[str, str]) ->
     ]
     pages_at = f", pages at {status.server.http}" if status.server.http else ""
     text = f"{status.server.version} at {settings.endpoint.url}, pid {status.server.pid}{pages_at}"
-    notes = [Finding(Level.NOTE, ABOUT, line) for line in remarks(status, stats)]
+    notes = [Finding(Level.NOTE, ABOUT, line) for line in remarks(status, stats, quotas)]
     return [*(found or [Finding(Level.OK, ABOUT, text)]), *notes]
 
 

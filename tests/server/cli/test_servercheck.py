@@ -16,12 +16,15 @@ import msgspec
 import pytest
 
 from protocol import __version__
+from protocol.quotas import QuotaChange, TenantKind
 from server import config
 from server.cli import servercheck
 from server.cli.findings import Finding, Level
 from server.config import ServerConfig
 from server.remarks import REMOVED
 from tests.server.cli.told import COPIER, SERVER, STATS, TIER, reply
+from tests.server.heirs import CHUNKS, connect
+from tests.server.test_app_quotas import SALT, rows, save_as
 from tests.wire.client import Engine
 from tests.wire.ports import held_port
 from tests.wire.process import ServerProcess, wait_until
@@ -85,6 +88,16 @@ def test_what_is_worth_knowing_of_one_that_is_well_is_a_note(
             well, note = look(settings)
         assert (well.level, note.level) == (Level.OK, Level.NOTE)
         assert note.text == REMOVED
+
+
+def test_a_tenant_at_its_limit_is_a_note(short_dir: Path, shm_dir: Path) -> None:
+    with ServerProcess(short_dir, shm_dir / "a", "--l1-size", "8M") as server, connect(server) as e:
+        num_bytes = CHUNKS * e.page_bytes
+        limit = QuotaChange(kind=TenantKind.SALT, tenant=SALT, floor_bytes=0, limit_bytes=num_bytes)
+        rows(e, limit)
+        assert save_as(e, SALT, 1) == CHUNKS
+        (note,) = [one for one in look(at(server.url)) if one.level is Level.NOTE]
+        assert note.text.startswith(f"salt/{SALT.hex()[:12]} is at its limit of ")
 
 
 def test_one_that_is_stopped_is_named_with_what_has_it_go_on(
