@@ -68,7 +68,7 @@ def test_a_rig_hits_what_it_saved_itself(home: Path, tmp_path: Path) -> None:
         [pid] = set(servers_of(os.getpid())) - before
         text = tokens(6 * SIZE + 1, seed=5)
         assert rig.run_saved(text).offered == 0
-        assert rig.run(text).offered == 6 * SIZE
+        assert rig.run_hit(text, 6 * SIZE).offered == 6 * SIZE
     finally:
         rig.close()
     assert not is_running(pid)

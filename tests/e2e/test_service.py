@@ -28,11 +28,15 @@ BECOME = (
 )
 
 
-def run_engine(url: str, model: Path) -> list[Any]:
-    """A whole engine: one request saved, another loaded; what was offered and said."""
+def run_engine(url: str, model: Path, found: int = 0) -> list[Any]:
+    """A whole engine: one request saved, of which so much is there already, another loaded.
+
+    Returns:
+        What both were offered, and what was said.
+    """
     rig = EngineRig(url, model).register()
     try:
-        offered = [rig.run_saved(PROMPT).offered, rig.run(PROMPT).offered]
+        offered = [rig.run_hit(PROMPT, found).offered, rig.run_hit(PROMPT, FULL).offered]
         link = rig.worker.link
         assert link is not None
         return [offered, str(link.refusal or "")]
@@ -61,7 +65,7 @@ def test_engines_of_several_users_share_one_service(short_dir: Path, shm_dir: Pa
         # Root's engine comes first, so that all is imported that the others cannot read.
         assert run_engine(url, model) == [[0, FULL], ""]
         for user in (MEMBER, OTHER_MEMBER):
-            offered, refusal = run_as(lambda: run_engine(url, model), user, user, [GROUP])
+            offered, refusal = run_as(lambda: run_engine(url, model, FULL), user, user, [GROUP])
             assert (offered, refusal) == ([FULL, FULL], ""), user
         offered, _ = run_as(lambda: run_engine(url, model), OUTSIDER, OUTSIDER)
         assert offered == [0, 0]  # it finds nobody there, and goes on
