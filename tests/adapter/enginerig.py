@@ -273,10 +273,9 @@ class EngineRig:
 
     def run_hit(self, tokens: list[int], num_tokens: int) -> Outcome:
         """``run``, again while less is offered: a LOOKUP that its budget ends is a miss by rule."""
-        for _ in range(10):
-            outcome = self.run_saved(tokens)
-            if outcome.offered >= num_tokens:
-                break
+        outcome, tries = self.run_saved(tokens), 1
+        while outcome.offered < num_tokens and tries < 10:
+            outcome, tries = self.run_saved(tokens), tries + 1
         return outcome
 
     def stats(self) -> dict[str, int]:

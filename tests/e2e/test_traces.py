@@ -127,5 +127,8 @@ def test_what_is_missing_is_said_once_and_the_engine_runs(
     lines: list[Any] = [one for one in caplog.records if "no traces" in one.getMessage()]
     assert len(lines) == 1
     assert counters["traces_off"] == 1
-    wanted = {"package": "pip install 'opentelemetry-sdk>=", "endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
+    wanted = {
+        "package": "pip install 'opentelemetry-sdk>=",
+        "endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
+    }
     assert wanted[lacking] in lines[0].getMessage()
