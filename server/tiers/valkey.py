@@ -53,7 +53,8 @@ def open(spec: TierSpec) -> Tier:  # noqa: A001
         TierError: nobody answers, or not to us; the library is missing.
     """
     glide = library()
-    return Valkey(glide, Link(maker(glide, spec)), spec.flag("cluster"), Doubts())
+    link = Link(maker(glide, spec))
+    return Valkey(glide, link, spec.flag("cluster"), Doubts(), bool(spec.options.get("ledger")))
 
 
 class Valkey:
@@ -64,16 +65,21 @@ class Valkey:
         link: to the store.
         is_cluster: whether the link is to a cluster.
         doubts: puts that may still come.
+        takes_rests: whether what is left of a value is removed when half of it turns out to be
+            gone: a ledger strikes it out, and then nobody counts it or finds it by its salt.
 
     Attributes:
         moved: called after each value that was carried.
     """
 
-    def __init__(self, glide: Any, link: Link, is_cluster: bool, doubts: Doubts) -> None:
+    def __init__(
+        self, glide: Any, link: Link, is_cluster: bool, doubts: Doubts, takes_rests: bool = False
+    ) -> None:
         self._glide = glide
         self._link = link
         self._is_cluster = is_cluster
         self._doubts = doubts
+        self._takes_rests = takes_rests
         self._sweeps: dict[bytes, Sweep] = {}
         self._full_until = 0.0
         self._is_full = False
@@ -88,6 +94,9 @@ class Valkey:
             TierError: not even the first can be asked, which is not the same as that it is absent.
         """
         answers = self._ask(names)
+        if answers and isinstance(answers[0], Exception):
+            raise TierError(f"valkey: {one_line(answers[0])}")
+        answers = self._without_rests(names, answers)
         if answers and isinstance(answers[0], Exception):
             raise TierError(f"valkey: {one_line(answers[0])}")
         return [answer == 2 for answer in answers]
@@ -147,8 +156,23 @@ class Valkey:
             Status.ERROR
             if isinstance(answer, Exception)
             else (Status.OK if answer == 2 else Status.ABSENT)
-            for answer in self._ask(names, is_use=True)
+            for answer in self._without_rests(names, self._ask(names, is_use=True))
         ]
+
+    def _without_rests(
+        self, names: Sequence[Name], answers: list[int | Exception]
+    ) -> list[int | Exception]:
+        """Answers of ``_ask``; a half is 0 once it is removed, or why it could not be."""
+        halves = [at for at, answer in enumerate(answers) if answer == 1] * self._takes_rests
+        for group in _groups(halves):
+            batch = self._batch()
+            for at in group:
+                batch.unlink(_keys(names[at]))
+            with self._link.use() as client:
+                told = self._answers(client, batch)
+            for at, answer in zip(group, told, strict=True):
+                answers[at] = answer if isinstance(answer, Exception) else 0
+        return answers
 
     def delete(self, names: Sequence[Name]) -> None:
         """As the interface says.
@@ -218,9 +242,17 @@ class Valkey:
             return Status.CORRUPT if "buffer capacity" in str(error) else Status.ERROR
         self.moved()
         if None in found:
-            return Status.ABSENT
+            is_half = self._takes_rests and found != [None, None]
+            return self._rest_taken(client, part.name) if is_half else Status.ABSENT
         is_whole = [int(length) for length in found] == [HEADER_BYTES, part.payload_bytes]
         return Status.OK if is_whole else Status.CORRUPT
+
+    def _rest_taken(self, client: Any, name: Name) -> Status:
+        try:
+            client.unlink(_keys(name))
+        except self._glide.GlideError:
+            return Status.ERROR
+        return Status.ABSENT
 
     def _put(self, client: Any, part: Part) -> Status:
         header, payload = _keys(part.name)

@@ -11,11 +11,11 @@ the porter, on its worker threads and one of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from heapq import nlargest
 from itertools import islice
-from typing import NamedTuple
 
 from server.core.tiers.parts import MAX_SHARES, Share
 from server.tiers.disk.files import Files
@@ -23,8 +23,8 @@ from server.tiers.disk.troubles import Troubles
 from server.tiers.ledger.book import Book
 from server.tiers.ledger.folder import held
 from server.tiers.ledger.notes import Notes
-from server.tiers.ledger.pages import LedgerError, Pages
-from server.tiers.ledger.rows import Change, Row, Tenant, tenants_of
+from server.tiers.ledger.pages import LedgerBusyError, LedgerError, Pages
+from server.tiers.ledger.rows import Change, Row, Taken, Tenant, Wanted, tenants_of
 from server.tiers.ledger.settling import settle
 
 MAX_VALUES = 4 << 20
@@ -39,37 +39,13 @@ AGES = 32
 
 _LOOKED_AT = 8192
 _SLICE = 4096
-_HELD_S = 1.0
+_WAIT_S = 2.0
+"""Who writes or removes waits so long for a disk that stands still."""
+
+ASK_WAIT_S = 0.5
+"""A check-up does, which all questions wait for."""
+
 _STOP_S = 5.0
-
-
-class Wanted(NamedTuple):
-    """A value that is to be written.
-
-    Attributes:
-        name: packed.
-        num_bytes: in the store.
-        salt: digest of the salt under which it was stored first, or empty.
-    """
-
-    name: bytes
-    num_bytes: int
-    salt: bytes
-
-
-@dataclass
-class Taken:
-    """What became of values that are to be written.
-
-    Attributes:
-        entered: numbers of those that are in the ledger: they may be written now.
-        waiting: of those that find no room before others have gone.
-        victims: names of such others, which nobody writes until they are ``removed`` or ``kept``.
-    """
-
-    entered: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-    victims: list[bytes] = field(default_factory=list)
 
 
 class Ledger:
@@ -77,6 +53,7 @@ class Ledger:
 
     Attributes:
         notes: what is under way, and what was seen of the store.
+        ask_wait_s: see ``ASK_WAIT_S``.
     """
 
     def __init__(
@@ -103,7 +80,11 @@ class Ledger:
         self._folder, self._max_values = folder, max_values
         self._troubles = troubles
         self._lock = threading.Lock()
+        self._committing_since_s: float | None = None
+        self.ask_wait_s = ASK_WAIT_S
         self._limits: dict[Tenant, int] = {}
+        #: Set without the lock; taken over under it, so that they stay as they are meanwhile.
+        self._set_limits: dict[Tenant, int] = {}
         self._salts: tuple[bytes, ...] = ()
         self._told: tuple[tuple[tuple[bytes, int], ...], ...] = ((), ())
         self._pages: Pages | None = None
@@ -143,8 +124,7 @@ class Ledger:
         Raises:
             LedgerError: nothing was entered.
         """
-        with self._lock:
-            book = self._settled()
+        with self._settled_book() as book:
             taken, changes = Taken(), dict[bytes, Row]()
             added: dict[Tenant, int] = {}
             short: dict[Tenant | None, int] = {}
@@ -162,6 +142,7 @@ class Ledger:
                     for owner in tenants_of(one.name, one.salt):
                         added[owner] = added.get(owner, 0) + one.num_bytes
                     row = Row(one.num_bytes, 0, 0, one.salt)
+                    taken.new.add(one.name)
                 changes[one.name] = row._replace(stamp=self.notes.tick(), ended=0)
                 taken.entered.append(at)
             self._write([*changes.items()])
@@ -203,12 +184,16 @@ class Ledger:
             is_enough = num_bytes <= 0 and num_bytes + spare_bytes < row.num_bytes
             if is_enough or len(found) >= MAX_VICTIMS:
                 break
-            if row.is_open or self.notes.is_leaving(name) or self.notes.is_flying(name):
+            if row.is_open or self._is_busy(name):
                 continue  # what may still come would come after its removal
             found.append(name)
             num_bytes -= row.num_bytes
         self.notes.leave(found)
         return found
+
+    def _is_busy(self, name: bytes) -> bool:
+        notes = self.notes
+        return notes.is_leaving(name) or notes.is_flying(name) or notes.is_unsure(name)
 
     def removed(self, names: Sequence[bytes], asked: int) -> None:
         """The store was told to remove values, and has; ends what ``notes.leave`` began.
@@ -222,10 +207,29 @@ class Ledger:
         """
         try:
             for at in range(0, len(names), _SLICE):
-                with self._lock:
-                    self._strike(self._settled(), names[at : at + _SLICE], asked)
+                with self._settled_book() as book:
+                    self._strike(book, names[at : at + _SLICE], asked)
         finally:
             self.notes.left(names)
+
+    def refused(self, names: Sequence[bytes]) -> None:
+        """The store took no room for values that were ``new``; ends what ``enter`` began.
+
+        Args:
+            names: of them; one that may come from another write counts on.
+
+        Raises:
+            LedgerError: they count until the store was asked for them.
+        """
+        self.notes.fall(names)
+        try:
+            with self._settled_book() as book:
+                rows = [(name, book.row(name)) for name in names if not self._is_busy(name)]
+                mine = [name for name, row in rows if row is not None and row.is_open]
+                self._write([(name, None) for name in mine if not self.notes.last_write(name)[1]])
+        except LedgerError:
+            self.notes.doubt(names)
+            raise
 
     def cleared(self, fingerprint: bytes, asked: int) -> None:
         """The same of all values of a namespace.
@@ -239,8 +243,7 @@ class Ledger:
         """
         has_more = True
         while has_more:
-            with self._lock:
-                book = self._settled()
+            with self._settled_book() as book:
                 names = [name for name, _ in islice(book.oldest((False, fingerprint)), _SLICE)]
                 has_more = self._strike(book, names, asked) > 0
 
@@ -248,8 +251,10 @@ class Ledger:
         gone: list[Change] = []
         for name in names:
             row = book.row(name)
-            if row is not None and not self.notes.is_flying(name):
-                written = row.stamp if row.is_open else row.ended
+            # Its last write may have ended only now, behind what was taken over before.
+            is_flying, ended = self.notes.last_write(name)
+            if row is not None and not is_flying:
+                written = max(ended, row.stamp if row.is_open else row.ended)
                 gone += [(name, None)] if written <= asked else []
         self._write(gone)
         return len(gone)
@@ -260,7 +265,7 @@ class Ledger:
         """Sets all limits anew; waits for nothing."""
         quotas = list(quotas)
         self._salts = tuple(one.tenant for one in quotas if one.is_salt)
-        self._limits = {(one.is_salt, one.tenant): one.limit_bytes for one in quotas if one[3]}
+        self._set_limits = {(one.is_salt, one.tenant): one.limit_bytes for one in quotas if one[3]}
 
     def excess(self) -> tuple[bool, list[bytes]]:
         """Whether a tenant is above its limit, and victims of it, as ``enter`` names them.
@@ -268,8 +273,7 @@ class Ledger:
         Raises:
             LedgerError: nobody knows.
         """
-        with self._lock:
-            book = self._settled()
+        with self._settled_book() as book:
             over = [one for one, most in self._limits.items() if book.held(one) > most]
             for tenant in over:
                 victims = self._victims(book, tenant, 0)
@@ -283,21 +287,18 @@ class Ledger:
         Raises:
             LedgerError: nobody knows.
         """
-        with self._lock:
-            return [name for name, _ in islice(self._settled().oldest((True, salt)), most)]
+        with self._settled_book() as book:
+            return [name for name, _ in islice(book.oldest((True, salt)), most)]
 
-    def shares(self) -> tuple[tuple[tuple[bytes, int], ...], ...]:
+    def shares(self, is_waiting: bool = True) -> tuple[tuple[tuple[bytes, int], ...], ...]:
         """Bytes of namespaces, the fullest first, and of salts that have a quota."""
-        if self._lock.acquire(timeout=_HELD_S):
-            try:
-                book = self._settled()
+        try:
+            with self._settled_book(self.ask_wait_s if is_waiting else 0.0) as book:
                 spaces = nlargest(MAX_SHARES, book.spaces(), key=lambda one: one[1])
                 salts = tuple((salt, book.held((True, salt))) for salt in self._salts)
                 self._told = tuple(spaces), salts
-            except LedgerError:
-                pass  # what was told last is the best that there is
-            finally:
-                self._lock.release()
+        except LedgerError:
+            pass  # what was told last is the best that there is
         return self._told
 
     # --- what was seen of the store -------------------------------------------------------
@@ -313,10 +314,10 @@ class Ledger:
         Raises:
             LedgerError: it is as before.
         """
-        with self._lock:
-            book = self._settled()
+        with self._settled_book(self.ask_wait_s) as book:
             row = book.row(name)
-            if row is None or not row.is_open or row.stamp > asked or self.notes.is_flying(name):
+            is_flying, ended = self.notes.last_write(name)
+            if row is None or not row.is_open or is_flying or max(row.stamp, ended) > asked:
                 return
             self._write([(name, row._replace(ended=asked) if is_there else None)])
 
@@ -326,8 +327,8 @@ class Ledger:
         Raises:
             LedgerError: nobody knows.
         """
-        with self._lock:
-            return self._settled().open_names()
+        with self._settled_book() as book:
+            return book.open_names()
 
     def has(self, name: bytes) -> bool:
         """Whether a value is in it.
@@ -335,34 +336,51 @@ class Ledger:
         Raises:
             LedgerError: nobody knows.
         """
-        with self._lock:
-            return self._settled().row(name) is not None
+        with self._settled_book(self.ask_wait_s) as book:
+            return book.row(name) is not None
 
     def revive(self) -> None:
-        """Opens it again if it could not be written.
+        """Opens it again if it could not be written, and looks whether it can be by now.
 
         Raises:
             LedgerError: it cannot be.
         """
-        with self._lock:
-            if not self.is_open:
+        with self._held(self.ask_wait_s):
+            pages, has_room = self._pages, self.notes.has_room_for_unsure()
+            if pages is not None and pages.is_open:
+                pages.try_out()
+                names = pages.book.open_names() if has_room else []
+            else:
                 names = self._open().open_names()
-                self.notes.doubt([name for name in names if not self.notes.is_flying(name)])
+            self.notes.doubt([name for name in names if not self.notes.is_flying(name)])
 
     def settle(self) -> None:
         """Enters what was noted; where that cannot be done it stays noted."""
-        with self._lock:
-            try:
-                self._settled()
-            except LedgerError:
-                return
+        with suppress(LedgerError), self._settled_book():
+            pass
+
+    @contextmanager
+    def _held(self, wait_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=wait_s):
+            since_s = self._committing_since_s
+            still_s = 0.0 if since_s is None else time.monotonic() - since_s
+            raise LedgerBusyError(f"ledger={self._folder}: its disk is slow", still_s)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _settled_book(self, wait_s: float = _WAIT_S) -> Iterator[Book]:
+        with self._held(wait_s):
+            yield self._settled()
 
     def _settled(self) -> Book:
         """The book, with what was noted meanwhile."""
         pages = self._pages
         if pages is None or not pages.is_open:
             raise LedgerError(f"ledger={self._folder} cannot be written")
-        book = pages.book
+        book, self._limits = pages.book, self._set_limits
         taken = self.notes.take()
         changes = settle(book.row, self.notes.is_flying, taken, book.count // AGES)
         try:
@@ -390,9 +408,12 @@ class Ledger:
                 assert self._pages is not None
                 has_changes = self._pages.has_changes
                 if has_changes:
+                    self._committing_since_s = time.monotonic()
                     self._pages.commit(self.notes.clock)
             except LedgerError:
                 return False
+            finally:
+                self._committing_since_s = None
             return has_changes
 
     def close(self) -> None:

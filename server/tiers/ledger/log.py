@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from struct import Struct
 
 import xxhash
@@ -21,6 +22,7 @@ _RECORD = Struct(f"<Q?{NAME.size}s{ROW.size}s")
 _HASH = Struct("<I")
 RECORD_BYTES = _RECORD.size + _HASH.size
 _NO_ROW = Row(0, 0, 0)
+_TRIED_BYTES = 64 * RECORD_BYTES
 
 
 class Log:
@@ -45,6 +47,7 @@ class Log:
         self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
         self.number = 0
         self.num_bytes = 0
+        self._is_torn = False
 
     def read(self, after: int) -> Iterator[Change]:
         """Changes that an earlier run left, in order.
@@ -79,13 +82,38 @@ class Log:
         Raises:
             OSError: none of them is kept.
         """
+        if self._is_torn:
+            self._cut()
         records = bytearray()
         for number, (name, row) in enumerate(changes, self.number + 1):
             body = _RECORD.pack(number, row is not None, name, pack_row(row or _NO_ROW))
             records += body + _HASH.pack(xxhash.xxh32_intdigest(body))
-        write_all(self._files, self._fd, [memoryview(records)], self.num_bytes)
+        self._write(records)
         self.number += len(changes)
         self.num_bytes += len(records)
+
+    def try_out(self) -> None:
+        """Writes something that is no change, and takes it back.
+
+        Raises:
+            OSError: nothing can be appended.
+        """
+        self._write(bytes(_TRIED_BYTES))
+        self._cut()
+
+    def _write(self, data: bytes | bytearray) -> None:
+        try:
+            write_all(self._files, self._fd, [memoryview(data)], self.num_bytes)
+        except OSError:
+            # A record that was kept whole would be read behind a shorter one that comes next.
+            self._is_torn = True
+            with suppress(OSError):
+                self._cut()
+            raise
+
+    def _cut(self) -> None:
+        os.ftruncate(self._fd, self.num_bytes)
+        self._is_torn = False
 
     def empty(self) -> None:
         """The book has all of it.

@@ -37,6 +37,7 @@ class Notes:
         self._gone: dict[bytes, int] = {}
         #: Since when the store has answered, by the monotonic clock; None: not seen to since.
         self._unsure: dict[bytes, float | None] = {}
+        self._has_more_unsure = False
 
     @property
     def clock(self) -> int:
@@ -70,6 +71,12 @@ class Notes:
         if not is_there:
             self.doubt(names)
 
+    def fall(self, names: Sequence[bytes]) -> None:
+        """Writes of values are over, and none of them did anything."""
+        with self._lock:
+            for name in names:
+                _less(self._flying, name)
+
     def again(self, ended: dict[bytes, int]) -> None:
         """What was taken over of writes' ends could not be written: it is noted as before."""
         with self._lock:
@@ -81,6 +88,8 @@ class Notes:
             for name in names:
                 if name in self._unsure or len(self._unsure) < MAX_NOTED:
                     self._unsure[name] = None
+                else:
+                    self._has_more_unsure = True
 
     def settled(self, now_s: float, settle_s: float, most: int) -> list[bytes]:
         """The store answers: which of those may be asked for by now. They are not noted any more.
@@ -104,6 +113,17 @@ class Notes:
                 del self._unsure[name]
         return found
 
+    def is_unsure(self, name: bytes) -> bool:
+        """Whether a write of it ended as nobody knows, and may still come."""
+        return name in self._unsure
+
+    def has_room_for_unsure(self) -> bool:
+        """Whether some of those were left out, and there is room for them now. Told once."""
+        with self._lock:
+            has_room = self._has_more_unsure and not self._unsure
+            self._has_more_unsure &= not has_room
+            return has_room
+
     def leave(self, names: Iterable[bytes]) -> None:
         """Values are about to be removed: none of them is written until ``left``."""
         with self._lock:
@@ -118,6 +138,11 @@ class Notes:
     def is_flying(self, name: bytes) -> bool:
         """Whether a write of it is under way."""
         return name in self._flying
+
+    def last_write(self, name: bytes) -> tuple[bool, int]:
+        """Whether a write of it is under way, and when one ended that nobody took over yet."""
+        with self._lock:
+            return name in self._flying, self._ended.get(name, 0)
 
     def is_leaving(self, name: bytes) -> bool:
         """Whether it is being removed."""

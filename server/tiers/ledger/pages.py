@@ -28,11 +28,25 @@ class LedgerError(TierError):
     """The ledger cannot be read or written now."""
 
 
+class LedgerBusyError(LedgerError):
+    """Somebody else has it, perhaps waiting for its disk.
+
+    Args:
+        text: for people.
+        still_s: for how long it has been committed by now.
+    """
+
+    def __init__(self, text: str, still_s: float) -> None:
+        super().__init__(text)
+        self.still_s = still_s
+
+
 class Pages:
     """Both files, open.
 
     Attributes:
         book: for looking only.
+        trouble: why nothing could be appended when that was tried last; empty for none.
     """
 
     def __init__(self, files: Files, folder: str, max_values: int, troubles: Troubles) -> None:
@@ -63,6 +77,7 @@ class Pages:
                 "away: what was written before is not counted then"
             ) from None
         self.book, self._log = book, log
+        self.trouble = ""
         self._is_open = True
 
     @property
@@ -91,14 +106,32 @@ class Pages:
         try:
             self._log.append(changes)
         except OSError as error:
-            self._troubles.tell("ledger", error.strerror)
-            raise LedgerError(f"ledger={self._folder}: {error.strerror}") from None
+            raise self._full(error) from None
+        self.trouble = ""
         try:
             self.book.apply(changes)
         except BookUnusableError as error:
             raise self._lost(error) from None
         if self._log.num_bytes > MAX_LOG_BYTES:
             self.commit(clock)
+
+    def try_out(self) -> None:
+        """Looks whether what could not be appended last could be by now.
+
+        Raises:
+            LedgerError: it could not.
+        """
+        if self.trouble:
+            try:
+                self._log.try_out()
+            except OSError as error:
+                raise self._full(error) from None
+            self.trouble = ""
+
+    def _full(self, error: OSError) -> LedgerError:
+        self.trouble = error.strerror or type(error).__name__
+        self._troubles.tell("ledger", self.trouble)
+        return LedgerError(f"ledger={self._folder} cannot be written: {self.trouble}")
 
     def commit(self, clock: int) -> None:
         """Returns when all is on the disk.

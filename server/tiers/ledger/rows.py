@@ -5,6 +5,7 @@ Must not know: files, stores. Runs in: the porter.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple
 
@@ -45,6 +46,38 @@ class Row(NamedTuple):
 
 Change = tuple[bytes, Row | None]
 """What a packed name's row is from now on; None for none."""
+
+
+class Wanted(NamedTuple):
+    """A value that is to be written.
+
+    Attributes:
+        name: packed.
+        num_bytes: in the store.
+        salt: digest of the salt under which it was stored first, or empty.
+    """
+
+    name: bytes
+    num_bytes: int
+    salt: bytes
+
+
+@dataclass
+class Taken:
+    """What became of values that are to be written.
+
+    Attributes:
+        entered: numbers of those that are in the ledger: they may be written now.
+        waiting: of those that find no room before others have gone.
+        victims: names of such others, which nobody writes until they are ``removed``, or
+            ``notes.left`` says that they stay.
+        new: names of those that were not in the ledger before.
+    """
+
+    entered: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    victims: list[bytes] = field(default_factory=list)
+    new: set[bytes] = field(default_factory=set)
 
 
 def pack_name(name: Name) -> bytes:

@@ -26,9 +26,9 @@ from server.tiers.interface import (
     TierError,
     Touching,
 )
-from server.tiers.ledger.ledger import Ledger, Wanted
-from server.tiers.ledger.pages import LedgerError
-from server.tiers.ledger.rows import pack_name, unpack_name
+from server.tiers.ledger.ledger import Ledger
+from server.tiers.ledger.pages import LedgerBusyError, LedgerError
+from server.tiers.ledger.rows import Wanted, pack_name, unpack_name
 
 ROUNDS = 3
 """In one call values are removed, and room is looked for again, so often at most."""
@@ -39,6 +39,9 @@ LATE_S = 4.0
 ASK_S = 0.25
 MOST_ASKED = 256
 """A check-up asks the store for so many values, and so long at most."""
+
+STILL_S = 5.0
+"""A ledger whose disk takes so long for a commit is warned of."""
 
 _MAX_SUSPECTS = 1024
 _MAX_CLEARS = 64
@@ -120,7 +123,8 @@ class LedgerTier:
         """See ``Tier``; OVER for what finds no room below its tenant's limit."""
         late_s = self._clock() + LATE_S
         statuses = [Status.OVER] * len(parts)
-        entered = self._enter(parts, late_s)
+        new: set[bytes] = set()
+        entered = self._enter(parts, late_s, new)
         if not entered:
             return statuses
         names = [pack_name(parts[at].name) for at in entered]
@@ -133,19 +137,31 @@ class LedgerTier:
                 answers = self._tier.batch_put([parts[at] for at in entered])
         finally:
             is_told = len(answers) == len(entered)
-            there = [is_told and answers[at] == Status.OK for at in range(len(entered))]
-            pairs = list(zip(names, there, strict=True))
-            self._notes.land([name for name, is_there in pairs if is_there], True)
-            self._notes.land([name for name, is_there in pairs if not is_there], False)
-            self._ledger.settle()  # else a kill left in doubt what is known by now
+            told = answers if is_told else [Status.ERROR] * len(entered)
+            self._ended(list(zip(names, told, strict=True)), new)
         if not is_told:
             raise RuntimeError(f"{len(answers)} answers for {len(entered)} parts")
         for at, status in zip(entered, answers, strict=True):
             statuses[at] = status
         return statuses
 
-    def _enter(self, parts: Sequence[Part], late_s: float) -> list[int]:
-        """Which parts are entered and may be written."""
+    def _ended(self, told: Sequence[tuple[bytes, Status]], new: set[bytes]) -> None:
+        """Accounts for writes that were entered, by what the store said of each."""
+        there = [name for name, status in told if status == Status.OK]
+        # Else a store that is full had a tenant lose what it has for what it does not get.
+        refused = [name for name, status in told if status == Status.NO_ROOM and name in new]
+        known = {*there, *refused}
+        self._notes.land(there, True)
+        self._notes.land([name for name, _ in told if name not in known], False)
+        try:
+            if refused:
+                self._ledger.refused(refused)
+        except LedgerError as error:
+            self._troubles.tell("ledger", error)
+        self._ledger.settle()  # else a kill left in doubt what is known by now
+
+    def _enter(self, parts: Sequence[Part], late_s: float, new: set[bytes]) -> list[int]:
+        """Which parts are entered and may be written, and names that are new."""
         wanted = [
             Wanted(pack_name(part.name), HEADER_BYTES + part.payload_bytes, part.salt)
             for part in parts
@@ -155,14 +171,16 @@ class LedgerTier:
         try:
             for _ in range(ROUNDS):
                 taken = self._ledger.enter([wanted[at] for at in left])
+                new |= taken.new
                 entered += [left[at] for at in taken.entered]
                 left = [left[at] for at in taken.waiting]
                 if not taken.victims or not self._make_room(taken.victims):
                     break
                 if not left or self._clock() >= late_s:
                     break
-        except LedgerError as error:
-            self._troubles.tell("not entered", error)
+        except Exception as error:  # noqa: BLE001 - what was entered must be accounted for
+            why = error if isinstance(error, TierError) else type(error).__name__
+            self._troubles.tell("not entered", why)
         return entered
 
     def _make_room(self, victims: Sequence[bytes]) -> bool:
@@ -226,15 +244,18 @@ class LedgerTier:
     def health(self) -> Health:
         """See ``Tier``; asks for some values that may have gone."""
         found = self._tier.health()
-        trouble = ""
+        trouble, is_free = "", True
         if found.ok:
             self._doubts.answered()
             try:
                 self._ledger.revive()
                 self._look()
+            except LedgerBusyError as error:
+                is_free = False
+                trouble = f"{error}: writes to the store wait" if error.still_s >= STILL_S else ""
             except LedgerError as error:
                 trouble = f"{error}: nothing is written to the store"
-        shares, salts = self._ledger.shares()
+        shares, salts = self._ledger.shares(is_free)
         return replace(
             found,
             note="; ".join(filter(None, (found.note, trouble, self._troubles.line()))),
@@ -246,15 +267,16 @@ class LedgerTier:
     def _look(self) -> None:
         end_s = self._clock() + ASK_S
         unsure = self._notes.settled(self._clock(), SETTLE_S, MOST_ASKED)
-        while unsure and self._clock() < end_s:
-            name = unsure.pop()
-            asked = self._notes.tick()
-            is_there = self._is_there(name)
-            if is_there is None:
-                unsure.append(name)
-                break
-            self._ledger.answered(name, is_there, asked)
-        self._notes.doubt(unsure)
+        try:
+            while unsure and self._clock() < end_s:
+                asked = self._notes.tick()
+                is_there = self._is_there(unsure[-1])
+                if is_there is None:
+                    break
+                self._ledger.answered(unsure[-1], is_there, asked)
+                unsure.pop()
+        finally:
+            self._notes.doubt(unsure)
         for _ in range(min(MOST_ASKED, len(self._suspects))):
             if self._clock() >= end_s:
                 return

@@ -9,7 +9,7 @@ wrote, nothing that it still meant to.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from server.core.tiers.parts import Status
@@ -183,7 +183,9 @@ def ledger(
     folder: Path, countdown: Countdown | None = None, max_values: int = MAX_VALUES
 ) -> Ledger:
     files = DyingFiles(countdown) if countdown is not None else Files()
-    return Ledger(str(folder), STORE, Troubles("store"), files, max_values)
+    made = Ledger(str(folder), STORE, Troubles("store"), files, max_values)
+    made.ask_wait_s = 20.0  # a test's disk may be slow, which is not what most tests are about
+    return made
 
 
 def opened(
@@ -195,6 +197,10 @@ def opened(
 ) -> LedgerTier:
     made = ledger(folder, countdown, max_values)
     return LedgerTier(store, made, "valkey", Troubles("store"), clock or Clock())
+
+
+Open = Callable[..., tuple[LedgerTier, ModelStore]]
+"""Of the fixture ``begun``."""
 
 
 def kill(tier: LedgerTier) -> None:

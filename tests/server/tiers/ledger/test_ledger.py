@@ -10,9 +10,11 @@ import pytest
 from server.core.tiers.parts import Share
 from server.tiers.disk.troubles import Troubles
 from server.tiers.interface import TierError
-from server.tiers.ledger import ledger as ledgers
-from server.tiers.ledger.ledger import Ledger, Wanted
+from server.tiers.ledger import notes as all_notes
+from server.tiers.ledger.book import Book
+from server.tiers.ledger.ledger import Ledger
 from server.tiers.ledger.pages import LedgerError
+from server.tiers.ledger.rows import Wanted
 from tests.server.tiers.ledger.rig import STORE, VALUE, A, F, ledger, name
 from tests.wire.process import wait_until
 
@@ -94,17 +96,57 @@ def test_who_reads_waits_for_no_file(tmp_path: Path) -> None:
     made.close()
 
 
-def test_sums_are_those_told_last_while_a_disk_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledgers, "_HELD_S", 0.01)
+def test_sums_are_those_told_last_while_a_disk_stands_still(tmp_path: Path) -> None:
     made = ledger(tmp_path / "a")
     written(made, 1)
     assert made.shares()[0] == ((F, VALUE),)
     written(made, 2)
     with made._lock:
-        assert made.shares()[0] == ((F, VALUE),)
+        assert made.shares(is_waiting=False)[0] == ((F, VALUE),)
     assert made.shares()[0] == ((F, 2 * VALUE),)
+    made.close()
+
+
+def test_a_write_that_ends_while_a_removal_is_entered_counts_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ledger(tmp_path / "a")
+    (one,) = wanted(1)
+    made.enter([one])
+    asked = made.notes.tick()
+    settled = made._settled
+
+    def then_it_ends() -> Book:
+        book = settled()
+        if made.notes.is_flying(one.name):
+            made.notes.land([one.name], True)
+        return book
+
+    monkeypatch.setattr(made, "_settled", then_it_ends)
+    made.removed([one.name], asked)
+    assert made.has(one.name)
+    made.enter([one])
+    made.answered(one.name, False, made.notes.tick() - 1)
+    assert made.has(one.name)
+    made.close()
+
+
+def test_more_in_doubt_than_can_be_noted_is_asked_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_notes, "MAX_NOTED", 2)
+    made = ledger(tmp_path / "a")
+    some = wanted(1, 2, 3)
+    made.enter(some)
+    made.notes.land([one.name for one in some], False)
+    found: set[bytes] = set()
+    for at_s in range(0, 60, 10):
+        made.revive()
+        for packed in made.notes.settled(float(at_s), 5.0, 9):
+            found.add(packed)
+            made.answered(packed, False, made.notes.tick())
+    assert found == {one.name for one in some}
+    assert made.open_names() == []
     made.close()
 
 

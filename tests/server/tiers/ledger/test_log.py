@@ -85,3 +85,44 @@ def test_what_could_not_be_appended_is_as_if_it_never_was(tmp_path: Path) -> Non
     log.append([TWO])
     log.close()
     assert read(tmp_path / "log") == ([ONE, TWO], 2)
+
+
+@pytest.mark.parametrize("can_be_cut", [True, False])
+def test_records_of_what_could_not_be_appended_do_not_follow_what_is_appended_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_be_cut: bool
+) -> None:
+    files = FullFiles()
+    log = Log(files, str(tmp_path / "log"))
+    log.append([ONE])
+    files.is_full = True
+    with monkeypatch.context() as patch:
+        if not can_be_cut:
+            patch.setattr(os, "ftruncate", _broken)
+        with pytest.raises(OSError, match="No space"):
+            log.append([TWO, GONE, GONE, TWO])  # two of them are whole
+        files.is_full = False
+        if not can_be_cut:
+            with pytest.raises(OSError, match="broken"):
+                log.append([TWO])
+    log.append([TWO])
+    log.close()
+    assert read(tmp_path / "log") == ([ONE, TWO], 2)
+
+
+def _broken(fd: int, length: int) -> None:
+    raise OSError(errno.EIO, "broken")
+
+
+def test_to_try_whether_there_is_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = FullFiles()
+    log = Log(files, str(tmp_path / "log"))
+    log.append([ONE])
+    log.try_out()
+    files.is_full = True
+    with pytest.raises(OSError, match="No space"):
+        log.try_out()
+    files.is_full = False
+    log.append([TWO])
+    log.close()
+    assert read(tmp_path / "log") == ([ONE, TWO], 2)
+    assert (tmp_path / "log").stat().st_size == 2 * RECORD_BYTES

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from server.core.tiers.parts import Share, Status
 from server.tiers.interface import Lister, Moving, Part, Sharing, TierError, Touching
-from server.tiers.ledger import ledger as ledgers
-from server.tiers.ledger.book import BookUnusableError
 from server.tiers.ledger.tier import LATE_S, LedgerTier
 from tests.server.tiers.ledger.rig import (
     VALUE,
@@ -21,42 +17,15 @@ from tests.server.tiers.ledger.rig import (
     Clock,
     F,
     G,
-    ModelStore,
+    Open,
     Shelf,
-    book_of,
     kill,
     name,
-    opened,
     part,
     rows,
 )
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, LOCKED, OVER = Status
-Open = Callable[..., tuple[LedgerTier, ModelStore]]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
-
-
-@pytest.fixture
-def begun(tmp_path: Path, clock: Clock, shelf: Shelf) -> Iterator[Open]:
-    tiers: list[LedgerTier] = []
-
-    def make(max_values: int = ledgers.MAX_VALUES) -> tuple[LedgerTier, ModelStore]:
-        store = ModelStore(shelf)
-        tiers.append(opened(tmp_path / "ledger", store, None, clock, max_values))
-        return tiers[-1], store
-
-    yield make
-    for tier in tiers:
-        tier.close()
 
 
 def put(tier: LedgerTier, salt: bytes, *numbers: int, space: bytes = F) -> list[Status]:
@@ -221,17 +190,6 @@ def test_a_put_that_failed_counts_until_nothing_of_it_can_come(
     assert put(tier, A, 3) == [OK]
 
 
-def test_what_a_full_store_refused_counts_until_it_was_asked_for(begun: Open, clock: Clock) -> None:
-    tier, store = begun()
-    store.refuses = True
-    assert put(tier, A, 1) == [NO_ROOM]
-    assert len(rows(tier)) == 1
-    tier.health()
-    clock.now_s += 61
-    tier.health()
-    assert rows(tier) == {}
-
-
 def test_what_was_under_way_at_a_kill_counts_and_its_removal_holds_only_later(
     begun: Open, shelf: Shelf, clock: Clock
 ) -> None:
@@ -366,42 +324,3 @@ def test_threads_that_write_read_and_delete_at_once_keep_to_a_limit(
     tier.health()
     assert set(rows(tier)) == set(shelf.kept)
     assert dict(tier.health().salts) == {A: VALUE * sum(one.fingerprint == F for one in shelf.kept)}
-
-
-def test_an_engine_that_raises_or_answers_too_little_leaves_its_puts_in_doubt(
-    begun: Open, clock: Clock
-) -> None:
-    tier, store = begun()
-    store.batch_put = lambda parts: [OK]  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="1 answers for 2 parts"):
-        put(tier, A, 1, 2)
-    assert len(rows(tier)) == 2
-    tier.health()
-    clock.now_s += 61
-    tier.health()
-    assert rows(tier) == {}
-
-
-def test_a_ledger_that_cannot_be_written_stops_writes_and_nothing_else(
-    begun: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier, store = begun()
-    put(tier, A, 1)
-    monkeypatch.setattr(book_of(tier), "apply", _broken)
-    assert put(tier, A, 2) == [OVER]
-    assert put(tier, A, 3) == [OVER]
-    assert len(store.put) == 1, "nothing reached the store"
-    assert tier.batch_get_into([part(1)]) == [OK]
-    with pytest.raises(OSError, match="cannot be written"):
-        tier.of_salt(A, 9)
-    with pytest.raises(TierError, match="cannot be written"):
-        tier.delete([name(1)])
-    health = tier.health()  # opens it again
-    assert health.ok
-    assert not health.warning
-    assert put(tier, A, 4) == [OK]
-    assert {name(1), name(4)} <= set(rows(tier))
-
-
-def _broken(changes: object) -> None:
-    raise BookUnusableError("no room on the disk")

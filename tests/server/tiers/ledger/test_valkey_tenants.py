@@ -107,6 +107,29 @@ def test_what_the_store_evicted_counts_no_more_once_it_was_asked_for(
     tier.close()
 
 
+@pytest.mark.parametrize("half", ["h", "p"])
+@pytest.mark.parametrize("ask", ["get", "touch", "exists"])
+def test_of_what_the_store_evicted_half_of_the_rest_goes_before_it_counts_no_more(
+    url: str, node: valkey.Node, half: str, ask: str
+) -> None:
+    tier = opened(url)
+    put(tier, A, 1, 2)
+    (one,) = names(1)
+    tag = f"{{kvkeep/1/{FINGERPRINT.hex()}/{key(1).hex()}/0}}"
+    assert valkey.ask(node.port, "DEL", f"{tag}:{half}") == 1
+    if ask == "get":
+        assert fetched(tier, 1) == [Status.ABSENT]
+    elif ask == "touch":
+        assert tier.touch([one, *names(2)]) == [Status.ABSENT, Status.OK]
+    else:
+        assert tier.batch_exists([one]) == [False]
+    tier.health()
+    tier.health()
+    assert set(rows(tier)) == names(2)
+    assert valkey.ask(node.port, "DBSIZE") == 2
+    tier.close()
+
+
 WRITER = """
 import sys
 from dataclasses import replace
