@@ -22,6 +22,8 @@ MAX_LOG_BYTES = 8 << 20
 """With more in the log the next change waits for a commit."""
 
 _SLICE = 4096
+_LEAST_ROOM_BYTES = 16 << 20
+"""With less, a commit may not fit."""
 
 
 class LedgerError(TierError):
@@ -61,7 +63,7 @@ class Pages:
         Raises:
             LedgerError: they cannot be used.
         """
-        self._folder, self._troubles = folder, troubles
+        self._files, self._folder, self._troubles = files, folder, troubles
         book: Book | None = None
         log: Log | None = None
         try:
@@ -72,10 +74,11 @@ class Pages:
             for one in (book, log):
                 if one is not None:
                     one.close()
-            raise LedgerError(
-                f"ledger={folder} cannot be used: {error}; where that stays so move the folder "
-                "away: what was written before is not counted then"
-            ) from None
+            full = _shortage(files, folder)
+            away = (
+                "where that stays so move the folder away: what was written before counts no more"
+            )
+            raise LedgerError(f"ledger={folder} cannot be used: {error}; {full or away}") from None
         self.book, self._log = book, log
         self.trouble = ""
         self._is_open = True
@@ -151,9 +154,10 @@ class Pages:
             self._troubles.tell("ledger", error.strerror)
 
     def _lost(self, error: Exception) -> LedgerError:
-        self._troubles.tell("ledger", error)
+        why = "; ".join(filter(None, (str(error), _shortage(self._files, self._folder))))
+        self._troubles.tell("ledger", why)
         self.close()
-        return LedgerError(f"ledger={self._folder} cannot be written: {error}")
+        return LedgerError(f"ledger={self._folder} cannot be written: {why}")
 
     def close(self) -> None:
         """Closes both. Idempotent."""
@@ -161,6 +165,15 @@ class Pages:
             self._is_open = False
             self.book.close()
             self._log.close()
+
+
+def _shortage(files: Files, folder: str) -> str:
+    """What lmdb does not say: a write that finds no room is an input/output error to it."""
+    try:
+        is_full = files.room(folder)[1] < _LEAST_ROOM_BYTES
+    except OSError:
+        return ""
+    return "its file system is full, or nearly" if is_full else ""
 
 
 def _bring_up(book: Book, log: Log) -> None:

@@ -12,7 +12,7 @@ import pytest
 from server.tiers.disk.files import Files
 from server.tiers.disk.troubles import Troubles
 from server.tiers.ledger import pages as modules
-from server.tiers.ledger.book import BookUnusableError
+from server.tiers.ledger.book import Book, BookUnusableError
 from server.tiers.ledger.pages import LedgerError, Pages
 from server.tiers.ledger.rows import Row
 
@@ -94,3 +94,23 @@ def test_a_book_that_cannot_be_written_is_closed_and_comes_back_whole(
     pages = opened(tmp_path)
     assert pages.book.count == 2
     pages.close()
+
+
+class SmallFiles(Files):
+    """A file system of which nearly nothing is left."""
+
+    def room(self, path: str) -> tuple[int, int]:
+        return 1 << 40, 1 << 20
+
+
+def test_a_full_file_system_is_named_where_lmdb_says_that_input_and_output_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*words: object) -> None:
+        raise BookUnusableError("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr(Book, "commit", broken)
+    with pytest.raises(LedgerError, match="output error; its file system is full, or nearly$"):
+        opened(tmp_path, SmallFiles())
+    with pytest.raises(LedgerError, match="output error; where that stays so move the folder"):
+        opened(tmp_path)
