@@ -14,13 +14,16 @@ import adapter.serverurl
 from protocol.errors import ConfigError
 from protocol.figures import COMPLAINTS, FAMILIES, FIGURES, TIER_FIGURES, find
 from server import asking, config
+from server.cli import overview, top
 from server.cli.launch import command
+from server.cli.rates import Moment
 from server.core.tiers.misses import Miss
 from server.core.tiers.parts import Status
 from server.lmcachenames import FLAGS
 from server.shell.tracechild import TraceChild
 from server.shell.webchild import WebChild
 from tests.repository import tree
+from tests.server.cli.told import STATS, reply
 from tests.wire.client import Engine
 from tests.wire.process import ROOT, ServerProcess
 
@@ -197,6 +200,14 @@ def test_the_log_lines_described_are_in_the_code() -> None:
         kinds |= {child.lost, child.said, child.refused, child.stuck}
     kinds |= set(re.findall(r'complaints\.note, "([a-z_]+)"', code))
     assert sorted(kinds) == list(COMPLAINTS), "those that /metrics tells as 0 before the first"
+
+
+def test_all_that_status_and_top_write_as_json_is_named() -> None:
+    text = PAGE.partition("**JSON.**")[2].partition("\n\n")[0]
+    of_status, _, of_top = text.partition("`inspect`:")[0].partition("`top`, an object")
+    frame = top.frame(Moment(1.0, reply(), STATS), Moment(2.0, reply(), STATS))
+    for named, written in ((of_status, overview.document(reply(), STATS)), (of_top, frame)):
+        assert set(written) - set(re.findall(r"`([a-z_0-9]+)`", named)) == set()
 
 
 def launch(*arguments: str) -> int:
