@@ -44,6 +44,18 @@ class Value(NamedTuple):
     tag: int = 0
 
 
+class Room(NamedTuple):
+    """Room that was made for a file.
+
+    Attributes:
+        group: for which it counts.
+        num_bytes: of the file.
+    """
+
+    group: int
+    num_bytes: int
+
+
 class Sums:
     """Sums of values.
 
@@ -77,10 +89,14 @@ class Sums:
         # Of a tag too many may be counted, which costs a walk, but never too few: it stays.
         self.size_bytes = max(0, self.size_bytes - value.size_bytes)
 
-    def clear(self, space: bytes) -> None:
-        """A namespace went; its files still take room on the disk."""
-        for whose in [one for one in self.groups if one.space == space]:
-            del self.groups[whose]
+    def clear(self, space: bytes) -> int:
+        """A namespace went; its files still take room on the disk.
+
+        Returns:
+            Their bytes.
+        """
+        gone = [one for one in self.groups if one.space == space]
+        return sum(self.groups.pop(one)[1] for one in gone)
 
 
 class Holdings:
@@ -126,11 +142,14 @@ class Holdings:
     def clear(self, space: bytes) -> None:
         """A namespace was moved away by this server."""
         gone = [one for one in self.live.groups if one.space == space]
-        self.live.clear(space)
+        num_bytes = self.live.clear(space)
         self._sync(gone)
         if self._found is None:
             return
-        self._found.clear(space)
+        unseen = num_bytes - self._found.clear(space)
+        if self._region != ():
+            # They are where the walk does not look for them any more, until they are removed.
+            self._found.size_bytes += max(0, unseen)
         name = space.hex()
         self._noted = [one for one in self._noted if one[0] is None or one[0].space != name]
         if self._region and self._region[0] == name:

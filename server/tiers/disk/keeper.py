@@ -14,11 +14,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from server.core.tiers.parts import Share, Status
 from server.tiers.disk.files import Files
-from server.tiers.disk.holdings import Holdings, Value, grouped
+from server.tiers.disk.holdings import Holdings, Room, Value, grouped
 from server.tiers.disk.marks import Marks, tag_of
 from server.tiers.disk.queues import MAX_CANDIDATES, Candidate, Queues
 from server.tiers.disk.shares import NOBODY, Tenant, Whose, alone
@@ -35,18 +34,6 @@ _SOON_S = 1.0
 _STOP_S = 2.0
 _CLEARING_S = 1.0
 _TRIM_S = 5.0
-
-
-class Room(NamedTuple):
-    """Room that was made for a file.
-
-    Attributes:
-        group: for which it counts.
-        num_bytes: of the file.
-    """
-
-    group: int
-    num_bytes: int
 
 
 class Keeper:
@@ -95,7 +82,7 @@ class Keeper:
         self._queues = Queues(())
         self._reserved = 0
         #: Counts changes of who has quotas: a walk that began before does not hold.
-        self._quotas = 0
+        self._quotas = self._walked = 0
         #: Of a walk: what was used and cleared meanwhile, and folders that were made.
         self._used: deque[Candidate] | None = None
         self._left: set[bytes] = set()
@@ -353,23 +340,23 @@ class Keeper:
             self._used.append(candidate)
 
     def _evict(self, candidate: Candidate) -> None:
-        path = candidate.path
+        path, value = candidate.path, candidate.value
         with self._stripes.of(at_of(path).fan):
-            is_lost = False
+            is_there, is_removed = True, False
             try:
-                if self._files.stat(path).st_mtime_ns != candidate.used_ns:
-                    return
-                self._files.remove(path)
+                if self._files.stat(path).st_mtime_ns == candidate.used_ns:
+                    self._files.remove(path)
+                    is_removed = True
             except FileNotFoundError:
-                is_lost = True
+                is_there = False
             except OSError as error:
                 self._troubles.tell("files left", error.strerror)
-                return
             with self._lock:
-                if is_lost and not (candidate.is_counted and self._is_others(path)):
-                    return
-                self._change(path, candidate.value, None)
-        if not is_lost:
+                self._holdings.shares.leave(value.whose, -value.length_bytes)
+                is_lost = not is_there and candidate.is_counted and self._is_others(path)
+                if is_removed or is_lost:
+                    self._change(path, value, None)
+        if is_removed:
             self._troubles.count("evicted")
 
     def _is_others(self, path: str) -> bool:
@@ -389,7 +376,9 @@ class Keeper:
                     continue
                 while (candidate := self._too_much()) is not None:
                     self._evict(candidate)
-                self._is_known.set()
+                with self._lock:
+                    if self._walked == self._quotas:
+                        self._is_known.set()
             except OSError as error:
                 self._troubles.tell("folder unread", error.strerror)
             self._wake.wait(self._rescan_s)
@@ -419,13 +408,15 @@ class Keeper:
                 used, self._used = self._used, None
                 holds = is_whole and quotas == self._quotas
                 if holds:
+                    self._walked = quotas
                     self._marks.end()
                     self._holdings.end()
                     self._holdings.live.size_bytes += self._charged
                     for space in self._left:
                         queues.drop(space)
                     queues.merge(used or ())
-                    self._queues = queues
+                    # What they were is freed when the lock is: that takes a while, too.
+                    self._queues, queues = queues, self._queues
                 else:
                     self._holdings.abandon()
         return holds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from heapq import heappush, heappushpop, merge
+from heapq import heappop, heappush, heappushpop, merge
 from typing import NamedTuple
 
 from server.tiers.disk.holdings import Value, grouped
@@ -56,7 +56,11 @@ class Queues:
 
     def gather(self, candidate: Candidate) -> None:
         """Takes one of a walk, in any order; it waits from ``settle`` on if it is old enough."""
-        heap = self._heaps.setdefault(self._kind(candidate.value.whose), [])
+        kind = self._kind(candidate.value.whose)
+        heap = self._heaps.get(kind)
+        if heap is None:
+            heap = self._heaps[kind] = []
+            self._cut()
         entry = -candidate.used_ns, candidate
         if len(heap) < MAX_CANDIDATES // len(self._heaps):
             heappush(heap, entry)
@@ -76,7 +80,12 @@ class Queues:
         for one in others:
             kinds.setdefault(self._kind(one.value.whose), []).append(one)
         for kind, fresh in kinds.items():
-            self._queues[kind] = deque(merge(self._queues.get(kind, ()), sorted(fresh)))
+            fresh.sort()
+            queue, younger = self._queues.setdefault(kind, deque()), deque[Candidate]()
+            # Few if any: what was used just now is younger than what was used longest ago.
+            while queue and queue[-1] > fresh[0]:
+                younger.appendleft(queue.pop())
+            queue.extend(merge(younger, fresh))
 
     def add(self, candidate: Candidate) -> None:
         """One that was used now: it goes after those before it."""
@@ -87,7 +96,7 @@ class Queues:
             self.is_cut = True
 
     def take(self, shares: Shares, taker: Whose, of: Tenant | None = None) -> Candidate | None:
-        """Takes out the one that goes first.
+        """Takes out the one that goes first; it counts as leaving from now on.
 
         Args:
             shares: whose is what.
@@ -102,7 +111,11 @@ class Queues:
                 continue
             if _may_lose(shares, kind, queue[0].value.length_bytes, taker):
                 first = queue
-        return first.popleft() if first else None
+        if not first:
+            return None
+        taken = first.popleft()
+        shares.leave(taken.value.whose, taken.value.length_bytes)
+        return taken
 
     @property
     def is_empty(self) -> bool:
@@ -129,6 +142,14 @@ class Queues:
                 others.gather(one._replace(value=one.value._replace(whose=whose)))
         others.settle()
         return others
+
+    def _cut(self) -> None:
+        """Lets go of the youngest of those that have more than their part now."""
+        most = MAX_CANDIDATES // len(self._heaps)
+        for heap in self._heaps.values():
+            self.is_cut |= len(heap) > most
+            while len(heap) > most:
+                heappop(heap)
 
     def _kind(self, whose: Whose) -> tuple[Tenant, ...]:
         return tuple(one for one in whose.tenants if one in self.tenants) if self.tenants else ()

@@ -25,7 +25,8 @@ from server.tiers.disk.files import (
     status_of,
     write_all,
 )
-from server.tiers.disk.keeper import RESCAN_S, Keeper, Room
+from server.tiers.disk.holdings import Room
+from server.tiers.disk.keeper import RESCAN_S, Keeper
 from server.tiers.disk.listed import Listed
 from server.tiers.disk.marks import Marks, tag_of
 from server.tiers.disk.shares import Whose

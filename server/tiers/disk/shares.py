@@ -69,6 +69,8 @@ class Shares:
         self._tenants: list[tuple[Tenant, ...]] = [()]
         #: Bytes that are being written, of groups for which anything is.
         self._writing: dict[int, int] = {}
+        #: Bytes of values that were chosen to go and are still counted, by tenant.
+        self._leaving: dict[Tenant, int] = {}
 
     # --- counting -------------------------------------------------------------------------
 
@@ -127,6 +129,18 @@ class Shares:
         else:
             del self._writing[number]
         self._use(number, 1 if num_bytes > 0 else -1)
+
+    def leave(self, whose: Whose, num_bytes: int) -> None:
+        """Counts a value that was chosen to go, or, below 0, no more: it went, or it stays.
+
+        Who chooses another one meanwhile must not count on the same bytes above a floor.
+        """
+        for tenant in whose.tenants:
+            left = self._leaving.get(tenant, 0) + num_bytes
+            if left:
+                self._leaving[tenant] = left
+            else:
+                del self._leaving[tenant]
 
     def _use(self, number: int, count: int) -> None:
         """A group of which nothing is left gives its number back: salts come without end."""
@@ -210,8 +224,9 @@ class Shares:
         )
 
     def spare_bytes(self, tenant: Tenant) -> int:
-        """What a tenant has above its floor; below 0 what it lacks."""
-        return self.bytes_of.get(tenant, 0) - self.floors.get(tenant, 0)
+        """What a tenant has above its floor, and keeps; below 0 what it lacks."""
+        kept = self.bytes_of.get(tenant, 0) - self._leaving.get(tenant, 0)
+        return kept - self.floors.get(tenant, 0)
 
     def members(self, tenant: Tenant) -> NDArray[np.bool_]:
         """Which groups are a tenant's, bool by number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,6 +133,33 @@ def test_what_others_did_is_known_after_a_walk() -> None:
     assert holdings.live.groups == {Whose(SPACES[0]): (1, 8192)}
     assert holdings.live.size_bytes == 8292
     assert holdings.live.tags == {}
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_what_is_cleared_amid_a_walk_takes_room_until_it_is_removed(at: int) -> None:
+    holdings = Holdings()
+    holdings.change(AT, None, value(A))
+    holdings.change(AT._replace(fan="01"), None, value())
+    files = {"00": {"x": value(A)}, "01": {"x": value()}}
+
+    def step(number: int) -> None:
+        if number == at:
+            holdings.clear(SPACES[0])
+            files.update({"00": {}, "01": {}})
+
+    holdings.begin()
+    holdings.list_spaces([AT.space])
+    step(0)
+    holdings.enter_space(AT.space)
+    holdings.list_fans(["00", "01"])
+    for number, fan in enumerate(("00", "01"), start=1):
+        step(number)
+        holdings.enter_fan(fan)
+        holdings.leave_fan(files[fan])
+    step(3)
+    holdings.end()
+    assert holdings.live.size_bytes == 2 * 4096
+    assert holdings.live.groups == {}
 
 
 def test_a_walk_that_came_to_nothing_changes_nothing() -> None:

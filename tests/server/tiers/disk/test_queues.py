@@ -31,6 +31,7 @@ def order(queues: Queues, shares: Shares, of: Tenant | None = None) -> list[int]
     found = []
     while (candidate := queues.take(shares, NOBODY, of)) is not None:
         found.append(candidate.used_ns)
+        shares.leave(candidate.value.whose, -4096)
         shares.count(shares.number(candidate.value.whose), -1, -4096)
     return found
 
@@ -89,6 +90,31 @@ def test_no_more_than_so_many_wait_and_the_oldest_do(monkeypatch: pytest.MonkeyP
         queues.gather(one(number, A if number % 2 else b""))
     queues.settle()
     assert order(queues, shares_of([])) == [0, 1, 2, 3], "two queues have half of it each"
+
+
+def test_no_more_than_so_many_wait_however_many_tenants_come_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_CANDIDATES", 60)
+    salts = [bytes([number]) * 16 for number in range(1, 7)]
+    queues = Queues([(True, salt) for salt in salts])
+    for at, salt in enumerate(salts):
+        for number in range(60):
+            queues.gather(one(number * 10 + at, salt))
+    queues.settle()
+    left = order(queues, shares_of([]))
+    assert sorted(left) == [number * 10 + at for number in range(10) for at in range(6)]
+
+
+def test_who_chooses_meanwhile_counts_on_nothing_that_is_going() -> None:
+    queues, both = Queues(TENANTS), [one(1, A), one(2, A)]
+    shares = shares_of(both, Share(True, A, 4096, 0))
+    queues.merge(both)
+    first = queues.take(shares, NOBODY)
+    assert first == both[0]
+    assert queues.take(shares, NOBODY) is None, "it is all that the floor leaves"
+    shares.leave(first.value.whose, -4096)  # it could not be removed
+    assert queues.take(shares, NOBODY) == both[1]
 
 
 def test_what_is_used_while_others_are_gathered_waits_where_it_belongs() -> None:

@@ -12,6 +12,7 @@ from server.core.tiers.parts import Share, Status
 from server.tiers.disk import keeper as keepers
 from server.tiers.disk.files import Files
 from server.tiers.disk.shared import SharedTier
+from server.tiers.disk.walker import UNFINISHED
 from tests.server.tiers.disk.rig import (
     FINGERPRINT,
     MIB,
@@ -89,6 +90,41 @@ def test_a_floor_holds_against_other_servers_that_are_told_it(opened: Open, fold
     for other in others:
         assert wait_until(lambda other=other: agreed(other, folder, A))
         assert told(other)[OTHER] <= 5 * BIG_LENGTH
+
+
+class Removing(Unsynced):
+    """Each removal of a value takes until so many are under way, or a while."""
+
+    def __init__(self) -> None:
+        self.together = threading.Barrier(4)
+
+    def remove(self, path: str) -> None:
+        if UNFINISHED not in path:
+            try:
+                self.together.wait(0.5)
+            except threading.BrokenBarrierError:
+                pass
+        super().remove(path)
+
+
+def test_a_floor_holds_against_threads_that_choose_at_once(opened: Open) -> None:
+    filling = opened(Unsynced())
+    filling.set_quotas([Share(True, A, 10 * BIG_LENGTH, 0)])
+    put(filling, A, range(11), BIG)
+    put(filling, B, range(FIRST_OF_B, FIRST_OF_B + FULL), BIG)
+    tier = opened(Removing())
+    tier.set_quotas([Share(True, A, 10 * BIG_LENGTH, 0)])
+    assert tier._keeper.wait_known(60.0)
+    firsts = range(2000, 2080, 10)
+    writers = [
+        threading.Thread(target=put, args=(tier, C, range(one, one + 1), BIG)) for one in firsts
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert told(tier)[A] == 10 * BIG_LENGTH
+    assert len(tier.of_salt(A, 100)) == 10
 
 
 def test_a_namespaces_floor_holds_against_another(opened: Open) -> None:

@@ -92,6 +92,18 @@ def test_a_floor_holds_against_others_and_not_against_oneself() -> None:
     assert shares.may_lose_all(groups, 10, NOBODY)
 
 
+def test_what_was_chosen_to_go_is_no_more_above_a_floor() -> None:
+    shares = Shares()
+    number = held(shares, Whose(A, S), 3)
+    shares.set_quotas([Share(True, S, 20, 0)])
+    assert shares.may_lose(number, 10, NOBODY)
+    shares.leave(Whose(A, S), 10)
+    assert not shares.may_lose(number, 10, NOBODY)
+    assert shares.spare_bytes(SPACE_A) == 20
+    shares.leave(Whose(A, S), -10)
+    assert shares.may_lose(number, 10, NOBODY), "it stays"
+
+
 def test_a_limit_counts_what_is_being_written() -> None:
     shares = Shares()
     group = held(shares, Whose(A, S), 2)
