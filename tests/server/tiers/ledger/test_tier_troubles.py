@@ -92,13 +92,13 @@ def test_quotas_that_change_amid_a_write_hold_for_the_next(begun: Open, shelf: S
     tier, _ = begun()
     tier.set_quotas([Share(True, A, 0, 9 * VALUE)])
     put(tier, A, *range(9))
-    oldest = book_of(tier).oldest
+    held = book_of(tier).held
 
-    def meanwhile(tenant: tuple[bool, bytes]) -> object:
+    def meanwhile(tenant: tuple[bool, bytes]) -> int:
         tier.set_quotas([])
-        return oldest(tenant)
+        return held(tenant)
 
-    book_of(tier).oldest = meanwhile  # type: ignore[assignment, method-assign]
+    book_of(tier).held = meanwhile  # type: ignore[method-assign]
     assert put(tier, A, 100) == [OK]
     assert len(shelf.kept) == 9, "without a limit all would have had to go"
 
