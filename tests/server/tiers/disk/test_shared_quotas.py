@@ -111,11 +111,12 @@ def test_a_floor_holds_against_threads_that_choose_at_once(opened: Open) -> None
     filling = opened(Unsynced())
     filling.set_quotas([Share(True, A, 10 * BIG_LENGTH, 0)])
     put(filling, A, range(11), BIG)
-    put(filling, B, range(FIRST_OF_B, FIRST_OF_B + FULL), BIG)
+    put(filling, B, range(FIRST_OF_B, FIRST_OF_B + FULL - 8), BIG)
+    assert told(filling)[A] == 11 * BIG_LENGTH, "one of them may go"
     tier = opened(Removing())
     tier.set_quotas([Share(True, A, 10 * BIG_LENGTH, 0)])
     assert tier._keeper.wait_known(60.0)
-    firsts = range(2000, 2080, 10)
+    firsts = range(2000, 2120, 10)
     writers = [
         threading.Thread(target=put, args=(tier, C, range(one, one + 1), BIG)) for one in firsts
     ]
