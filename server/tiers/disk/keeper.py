@@ -8,6 +8,7 @@ worker threads, and a thread of its own.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -90,6 +91,8 @@ class Keeper:
         #: Hashes of paths of files that this server removed since the last walk but one began.
         self._gone: set[int] = set()
         self._gone_before: set[int] = set()
+        #: From when on a walk may begin because too few candidates are left.
+        self._again_s = math.inf
         self._is_known = threading.Event()
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -144,6 +147,8 @@ class Keeper:
                 candidate = self._queues.take(shares, NOBODY, over)
                 candidate = candidate or self._queues.take(shares, taker, over)
                 is_over = over is not None or not self._queues.is_empty
+                if self._queues.is_worn and time.monotonic() > self._again_s:
+                    self._wake.set()
             if candidate is None:
                 self._wake.set()
                 return Status.OVER if is_over else Status.NO_ROOM
@@ -370,6 +375,7 @@ class Keeper:
     def _run(self) -> None:
         while not self._ending.is_set():
             self._wake.clear()
+            begin_s, self._again_s = time.monotonic(), math.inf
             try:
                 self._remove_cleared()
                 if not self._walk():
@@ -381,6 +387,8 @@ class Keeper:
                         self._is_known.set()
             except OSError as error:
                 self._troubles.tell("folder unread", error.strerror)
+            # At most half of the time is spent on walks, however fast candidates go.
+            self._again_s = 2 * time.monotonic() - begin_s
             self._wake.wait(self._rescan_s)
             # Not one walk after the other while there is nothing to remove.
             if not self._is_clearing and self._is_known.is_set():

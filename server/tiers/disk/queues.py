@@ -41,6 +41,8 @@ class Queues:
     Attributes:
         tenants: those with quotas.
         is_cut: whether there are files that are in no queue.
+        is_worn: whether half of a queue that knew no more is gone: behind what is left of it those
+            that were used meanwhile wait, and older ones are in no queue.
     """
 
     def __init__(self, tenants: Collection[Tenant]) -> None:
@@ -50,7 +52,9 @@ class Queues:
             tenants: those with quotas.
         """
         self.tenants = frozenset(tenants)
-        self.is_cut = False
+        self.is_cut = self.is_worn = False
+        #: How many more may go of a queue that knows no more.
+        self._left: dict[tuple[Tenant, ...], int] = {}
         self._queues: dict[tuple[Tenant, ...], deque[Candidate]] = {}
         self._heaps: dict[tuple[Tenant, ...], list[tuple[int, Candidate]]] = {}
 
@@ -65,7 +69,7 @@ class Queues:
         if len(heap) < MAX_CANDIDATES // len(self._heaps):
             heappush(heap, entry)
         else:
-            self.is_cut = True
+            self._cut_off(kind, len(heap))
             heappushpop(heap, entry)
 
     def settle(self) -> None:
@@ -89,11 +93,12 @@ class Queues:
 
     def add(self, candidate: Candidate) -> None:
         """One that was used now: it goes after those before it."""
-        queue = self._queues.setdefault(self._kind(candidate.value.whose), deque())
+        kind = self._kind(candidate.value.whose)
+        queue = self._queues.setdefault(kind, deque())
         if len(queue) < MAX_CANDIDATES // len(self._queues):
             queue.append(candidate)
-        else:
-            self.is_cut = True
+        elif kind not in self._left:
+            self._cut_off(kind, len(queue))
 
     def take(self, shares: Shares, taker: Whose, of: Tenant | None = None) -> Candidate | None:
         """Takes out the one that goes first; it counts as leaving from now on.
@@ -104,16 +109,20 @@ class Queues:
             of: only this tenant's may go; None for anybody's.
         """
         first: deque[Candidate] | None = None
+        its: tuple[Tenant, ...] = ()
         for kind, queue in self._queues.items():
             if not queue or (of is not None and of not in kind):
                 continue
             if first is not None and first[0].used_ns <= queue[0].used_ns:
                 continue
             if _may_lose(shares, kind, queue[0].value.length_bytes, taker):
-                first = queue
+                first, its = queue, kind
         if not first:
             return None
         taken = first.popleft()
+        if its in self._left:
+            self._left[its] -= 1
+            self.is_worn |= self._left[its] <= 0
         shares.leave(taken.value.whose, taken.value.length_bytes)
         return taken
 
@@ -146,10 +155,16 @@ class Queues:
     def _cut(self) -> None:
         """Lets go of the youngest of those that have more than their part now."""
         most = MAX_CANDIDATES // len(self._heaps)
-        for heap in self._heaps.values():
-            self.is_cut |= len(heap) > most
+        for kind, heap in self._heaps.items():
+            if len(heap) > most:
+                self._cut_off(kind, most)
             while len(heap) > most:
                 heappop(heap)
+
+    def _cut_off(self, kind: tuple[Tenant, ...], number: int) -> None:
+        """A queue of so many knows no more from now on."""
+        self.is_cut = True
+        self._left[kind] = number // 2
 
     def _kind(self, whose: Whose) -> tuple[Tenant, ...]:
         return tuple(one for one in whose.tenants if one in self.tenants) if self.tenants else ()

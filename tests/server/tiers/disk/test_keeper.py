@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from server.core.tiers.parts import Status
 from server.tiers.disk import queues
-from server.tiers.disk.keeper import Keeper, Room
+from server.tiers.disk.holdings import Room
+from server.tiers.disk.keeper import Keeper
 from server.tiers.disk.plan import MIB
 from server.tiers.disk.troubles import Troubles
 from server.tiers.disk.walker import CLEARED
@@ -133,3 +135,18 @@ def test_few_candidates_are_enough(
     keeper.used(str(paths[13]), 14, paths[13].stat())
     assert wait_until(lambda: isinstance(keeper.reserve(10 * MIB), Room), 10.0)
     assert paths[13].exists()
+
+
+def test_the_folder_is_walked_before_few_candidates_are_gone(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "MAX_CANDIDATES", 4)
+    for number in range(12):
+        value(tmp_path, number)
+    files = FaultyFiles()
+    keeper = make(files)
+    assert keeper.wait_known(60.0)
+    assert wait_until(lambda: time.monotonic() > keeper._again_s)
+    walked = files.calls["names"]
+    assert isinstance(keeper.reserve(5 * MIB), Room), "two go, and two are left"
+    assert wait_until(lambda: files.calls["names"] > walked)

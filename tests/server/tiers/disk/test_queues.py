@@ -117,6 +117,28 @@ def test_who_chooses_meanwhile_counts_on_nothing_that_is_going() -> None:
     assert queues.take(shares, NOBODY) == both[1]
 
 
+def test_a_queue_that_knew_no_more_is_worn_when_half_of_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_CANDIDATES", 8)
+    walked, filled = Queues(TENANTS), Queues(TENANTS)
+    for number in range(20):
+        walked.gather(one(number))
+        filled.add(one(number))
+    walked.settle()
+    for queues in (walked, filled):
+        for number in range(4):
+            assert not queues.is_worn
+            taken = queues.take(shares_of([]), NOBODY)
+            assert taken == one(number)
+            queues.add(one(number + 20))
+        assert queues.is_worn
+    whole = Queues(TENANTS)
+    whole.merge(map(one, range(4)))
+    assert order(whole, shares_of([])) == list(range(4))
+    assert not whole.is_worn, "all that there is was in it"
+
+
 def test_what_is_used_while_others_are_gathered_waits_where_it_belongs() -> None:
     queues = Queues(TENANTS)
     for number in (1, 4, 6):

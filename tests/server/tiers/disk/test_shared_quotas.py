@@ -240,6 +240,47 @@ def test_a_walk_that_began_before_a_salt_had_a_quota_tells_nothing_of_it(opened:
     assert told(tier) == {A: 4 * LENGTH, FINGERPRINT: 4 * LENGTH}
 
 
+class HaltingRemoval(Unsynced):
+    """A removal waits, and so does what is listed after it."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+        self.removes, self.lists, self.may_remove, self.may_list = (
+            threading.Event() for _ in range(4)
+        )
+
+    def remove(self, path: str) -> None:
+        if self.is_armed and UNFINISHED not in path and not self.removes.is_set():
+            self.removes.set()
+            assert self.may_remove.wait(60.0)
+        super().remove(path)
+
+    def names(self, path: str) -> list[str]:
+        if self.is_armed and self.removes.is_set():
+            self.lists.set()
+            assert self.may_list.wait(60.0)
+        return super().names(path)
+
+
+def test_a_walk_that_was_just_over_allows_no_writing_for_a_salt_it_did_not_read(
+    opened: Open,
+) -> None:
+    files = HaltingRemoval()
+    tier = opened(files)
+    put(tier, A, range(8))
+    files.is_armed = True
+    limit = Share(False, FINGERPRINT, 0, 7 * LENGTH)
+    tier.set_quotas([limit])
+    assert files.removes.wait(60.0), "the walk is over and removes what is too much"
+    tier.set_quotas([limit, Share(True, A, 0, 4 * LENGTH)])
+    files.may_remove.set()
+    assert files.lists.wait(60.0)
+    assert put(tier, A, range(20, 21)) == {Status.NO_ROOM: 1}
+    files.may_list.set()
+    assert tier._keeper.wait_known(60.0)
+    assert told(tier)[A] == 4 * LENGTH
+
+
 def test_what_other_servers_removed_is_not_counted_against_a_floor(opened: Open) -> None:
     """Both choose the same that go first: whoever finds one gone knows how much that was."""
     quotas = [Share(True, A, 25 * BIG_LENGTH, 0)]
