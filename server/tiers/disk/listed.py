@@ -78,10 +78,10 @@ class Listed:
         for fingerprint in sorted(self.namespaces()):
             space = os.path.join(self._folder, fingerprint.hex())
             for fan in sorted(filter(FAN.fullmatch, self._there(space))):
-                if time.monotonic() > end_s:
-                    raise OSError(errno.ETIMEDOUT, "too many files to look at")
                 folder = os.path.join(space, fan)
+                _be_before(end_s)
                 for name in filter(VALUE.fullmatch, self._there(folder)):
+                    _be_before(end_s)  # a folder may have thousands, over a slow network
                     if self._is_of(salt, tag, os.path.join(folder, name)):
                         key, _, shard = name.partition("-")
                         found.append(Name(fingerprint, bytes.fromhex(key), int(shard)))
@@ -119,3 +119,8 @@ class Listed:
             return self._files.names(folder)
         except FileNotFoundError:
             return []
+
+
+def _be_before(end_s: float) -> None:
+    if time.monotonic() > end_s:
+        raise OSError(errno.ETIMEDOUT, "too many files to look at")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,21 @@ def test_what_cannot_be_looked_at_is_not_told_as_nothing(
     monkeypatch.setattr(module, "_FIND_S", -1.0)
     with pytest.raises(OSError, match="too many files"):
         folder.of_salt(A, 10)
+
+
+class Slow(FaultyFiles):
+    def stat(self, path: str) -> os.stat_result:
+        time.sleep(0.01)
+        return super().stat(path)
+
+
+def test_one_folder_of_many_files_is_not_looked_at_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        write(tmp_path, name_of(number * 251))
+    assert len(list((tmp_path / FINGERPRINT.hex()).iterdir())) == 1
+    monkeypatch.setattr(module, "_FIND_S", 0.1)
+    files = Slow()
+    with pytest.raises(OSError, match="too many files"):
+        Listed(files, str(tmp_path), Marks(files)).of_salt(A, 10)
