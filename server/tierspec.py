@@ -64,6 +64,12 @@ class TierSpec:
     keys: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
 
+    @property
+    def store(self) -> str:
+        """Which store it is, whatever a server calls it; one line without a secret."""
+        endpoint = str(self.options.get("endpoint", "")).rstrip("/")
+        return " ".join(filter(None, (f"{self.kind}://{self.location}", endpoint)))
+
     def text(self, option: str) -> str:
         """An option that is a text."""
         value = self.options[option]
@@ -159,7 +165,7 @@ def parse_all(urls: Sequence[str]) -> tuple[TierSpec, ...]:
                 raise _wrong(f"{KEY}: two tiers are named {spec.name}; expected name= to differ")
             number = next(n for n in range(2, MAX_TIERS + 2) if f"{spec.kind}{n}" not in names)
             spec = TierSpec(**{**spec.__dict__, "name": f"{spec.kind}{number}"})
-        if any((one.kind, one.location) == (spec.kind, spec.location) for one in specs):
+        if any(one.store == spec.store for one in specs):
             raise _wrong(f"{KEY}: two tiers of the kind {spec.kind} are at one place")
         if has_ledger(spec) and any(
             one.options.get("ledger") == spec.text("ledger") for one in specs

@@ -49,7 +49,7 @@ class OwedFile:
 
 def store_of(spec: TierSpec) -> str:
     """The store that a tier keeps its values in, whatever place and name a server gives it."""
-    return sha256(f"{spec.kind}:{spec.location}".encode()).hexdigest()[:32]
+    return sha256(spec.store.encode()).hexdigest()[:32]
 
 
 def keep(directory: str, store: str, owed: KeepOwed) -> None:

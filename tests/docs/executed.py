@@ -109,9 +109,10 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         **all_run(
             "install -m 0644 deploy/systemd/kvkeep.service"
             " deploy/systemd/run-kvkeep_arena.mount /etc/systemd/system/",
-            "install -m 0644 deploy/systemd/kvkeep.sysusers.conf /etc/sysusers.d/kvkeep.conf",
-            "install -m 0644 deploy/systemd/kvkeep.tmpfiles.conf /etc/tmpfiles.d/kvkeep.conf",
+            "install -D -m 0644 deploy/systemd/kvkeep.sysusers.conf /etc/sysusers.d/kvkeep.conf",
+            "install -D -m 0644 deploy/systemd/kvkeep.tmpfiles.conf /etc/tmpfiles.d/kvkeep.conf",
             "install -D -m 0644 deploy/systemd/kvkeep.env /etc/kvkeep/kvkeep.env",
+            "install -D -m 0644 docs/deployment.md /usr/share/doc/kvkeep/deployment.md",
         ),
         "systemd-sysusers": UNITS,
         "systemd-tmpfiles --create": UNITS,

@@ -207,3 +207,21 @@ def test_a_disk_has_no_ledger() -> None:
     assert not has_ledger(parse("disk:/a?size=1G"))
     with pytest.raises(ConfigError, match="'ledger' is none of its options"):
         parse("disk:/a?size=1G&ledger=/a")
+
+
+def test_a_store_is_known_by_its_place_and_endpoint_whatever_it_is_called() -> None:
+    one, other, again = (
+        parse(f"s3://bucket/x?endpoint={endpoint}&name={name}")
+        for name, endpoint in (
+            ("a", "https://one:1"),
+            ("b", "https://two:1"),
+            ("c", "https://one:1/"),
+        )
+    )
+    assert one.store == again.store == "s3://bucket/x https://one:1"
+    assert one.store != other.store
+    assert parse("valkey://10.0.0.1:6379?policy=none").store == "valkey://10.0.0.1:6379"
+    bucket = "s3://bucket/x?endpoint=https://"
+    assert len(parse_all([f"{bucket}one:1", f"{bucket}two:1"])) == 2
+    with pytest.raises(ConfigError, match="are at one place"):
+        parse_all([f"{bucket}one:1", f"{bucket}one:1/"])

@@ -24,14 +24,8 @@ def with_ledger(tier: Tier, spec: TierSpec) -> Tier:
     """
     troubles = Troubles(spec.name)
     try:
-        ledger = Ledger(spec.text("ledger"), store_of(spec), troubles)
+        ledger = Ledger(spec.text("ledger"), spec.store, troubles)
     except BaseException:
         tier.close()
         raise
     return LedgerTier(tier, ledger, spec.kind, troubles)
-
-
-def store_of(spec: TierSpec) -> str:
-    """Which store a spec is of, in one line; there is no secret in a location or an endpoint."""
-    endpoint = str(spec.options.get("endpoint", ""))
-    return " ".join(filter(None, (f"{spec.kind}://{spec.location}", endpoint.rstrip("/"))))

@@ -6,9 +6,7 @@ import pytest
 
 from server.tiers.disk.files import Files
 from server.tiers.interface import TierError
-from server.tiers.ledger import store_of
 from server.tiers.ledger.folder import held
-from server.tierspec import parse
 
 
 def test_it_is_made_and_given_back(tmp_path: Path) -> None:
@@ -37,13 +35,3 @@ def test_a_ledger_of_another_store_is_refused_and_what_to_do_is_said(tmp_path: P
         held(Files(), str(tmp_path), "valkey://a:1")
     (tmp_path / "store").unlink()
     held(Files(), str(tmp_path), "valkey://a:1").release()
-
-
-def test_a_bucket_at_another_endpoint_is_another_store() -> None:
-    here, there, here_again = (
-        store_of(parse(f"s3://bucket/x?endpoint={endpoint}&ledger=/l"))
-        for endpoint in ("https://one:1", "https://two:1", "https://one:1/")
-    )
-    assert here == here_again == "s3://bucket/x https://one:1"
-    assert here != there
-    assert store_of(parse("valkey://10.0.0.1:6379?ledger=/l")) == "valkey://10.0.0.1:6379"
