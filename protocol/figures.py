@@ -72,6 +72,7 @@ def _gauge(text: str, unit: Unit = Unit.NONE) -> Figure:
 FIGURES: dict[str, Figure] = {
     "requests": _counter("Requests taken, those of every operation together"),
     "requests_refused": _counter("Frames that were no valid request"),
+    "replies_unheard": _counter("Answers to connections that their client had closed"),
     "lookups": _counter("LOOKUPs of engines"),
     "lookup_chunks": _counter("Chunks that LOOKUPs asked for"),
     "hit_chunks": _counter("Chunks that LOOKUPs and the QUERYs after them were offered"),

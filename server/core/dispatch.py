@@ -29,7 +29,7 @@ from server.core.effects import (
 from server.core.handlers import Handlers
 from server.core.integrity import IntegrityError
 from server.core.outbox import Ticket
-from server.core.peers import Peer
+from server.core.peers import Dropped, Peer
 from server.core.slots import Slots
 from server.core.state import State
 from server.core.tiers.parts import unpack_shares
@@ -188,9 +188,9 @@ class Core:
         """A reply went out later than ``SLOW_NS`` after its request came; STATUS tells of it."""
         self._state.slow.note(reply, spent_ns)
 
-    def peer_dropped(self, peer: PeerId) -> None:
-        """Replies could not be delivered; the connection is forgotten."""
-        self._peers.drop(peer)
+    def peer_dropped(self, peer: PeerId, is_closed: bool = False) -> Dropped:
+        """A reply could not be delivered; the connection is forgotten: see ``Peers.drop``."""
+        return self._peers.drop(peer, is_closed)
 
     def extent_created(self, extent: ExtentId, error: str | None, now_ns: int) -> None:
         """CreateExtent ended."""

@@ -71,6 +71,19 @@ class Peer:
     session: ServerSession
 
 
+@dataclass(frozen=True)
+class Dropped:
+    """Whose a connection was.
+
+    Attributes:
+        name: for people, with words of the client's own.
+        instance: the engine; None where the connection was not known.
+    """
+
+    name: str
+    instance: InstanceId | None
+
+
 class Peers:
     """All processes and connections.
 
@@ -152,11 +165,26 @@ class Peers:
             (self.drop if gone else self._forget)(peer)
         return entry
 
-    def drop(self, peer: PeerId) -> None:
-        """Forgets a connection that is gone; answers that are still owed to it are not sent."""
+    def drop(self, peer: PeerId, is_closed: bool = False) -> Dropped:
+        """Forgets a connection that is gone; answers that are still owed to it are not sent.
+
+        Args:
+            peer: whose.
+            is_closed: its client had closed it before an answer came.
+
+        Returns:
+            Whose it was, as far as it is known.
+        """
+        if is_closed:
+            self._outbox.counters["replies_unheard"] += 1
         entry = self._forget(peer)
-        if entry is not None:
-            entry.session.instance = None
+        if entry is None:
+            return Dropped("a client that is not known any more", None)
+        entry.session.instance = None
+        process = entry.process
+        client = f" ({process.client})" if process.client else ""
+        pid = f"process {process.pid}" if process.pid else "a process"
+        return Dropped(f"{pid}{client}", process.instance)
 
     def _forget(self, peer: PeerId) -> Peer | None:
         """Forgets a connection; what is owed to it is still sent."""

@@ -357,11 +357,30 @@ class Loop:
         try:
             self._router.send_multipart([reply.peer, reply.frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            # EAGAIN: it does not read. EHOSTUNREACH: it is gone.
-            of = told if told is not None else Told(reply.op, 0)
-            text = f"a reply could not be sent: {error.strerror}"
-            self._complaints.note("peer_dropped", text, about=about(of))
-            self._core.peer_dropped(reply.peer)
+            self._forget_peer(reply, error)
+
+    def _forget_peer(self, reply: SendReply, error: zmq.ZMQError) -> None:
+        """A reply could not be sent: says whose it was, and whether anything is wrong with that.
+
+        A client closes a connection on which it was not answered in time, and goes on with a fresh
+        one; nothing is wrong here then, and nobody misses the answer.
+        """
+        is_closed = error.errno == zmq.EHOSTUNREACH
+        dropped = self._core.peer_dropped(reply.peer, is_closed)
+        told = reply.told if reply.told is not None else Told(reply.op, reply.seq)
+        of = about(told)._replace(engine=dropped.instance.hex() if dropped.instance else "")
+        if is_closed:
+            since = clock.now_ns() - reply.begun_ns if reply.begun_ns else 0
+            after = f" {since // clock.NS_PER_MS} ms after it asked:" if since else ":"
+            text = (
+                f"{dropped.name} had closed the connection{after} its time for the answer was "
+                "over, or it ended"
+            )
+            self._complaints.tell("reply_unheard", "", text, of)
+            return
+        why = "does not read its replies" if error.errno == zmq.EAGAIN else error.strerror
+        text = f"{dropped.name} {why}: this connection of it is forgotten"
+        self._complaints.note("peer_dropped", text, about=of)
 
     def _note_slow(self, reply: SendReply, spent_ns: int) -> None:
         try:

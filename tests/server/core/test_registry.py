@@ -220,7 +220,11 @@ def test_a_dropped_peer_gets_no_more_replies_and_its_stores_end() -> None:
     keys = chain("x", 3)
     a.send(a.store_body(keys))
     world.pump()
-    world.core.peer_dropped(a.peer)
+    dropped = world.core.peer_dropped(a.peer)
+    assert dropped.instance is not None
+    assert dropped.name.startswith("a process"), dropped.name
+    assert world.core.peer_dropped(a.peer, is_closed=True).instance is None  # known no more
+    assert world.core.stats()["replies_unheard"] == 1
     before = len([effect for effect in world.log if isinstance(effect, fx.SendReply)])
     world.finish(next(iter(world.jobs)))
     world.pump()

@@ -8,9 +8,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +25,12 @@ from server.core.effects import DropPoolOffer, Effect, PeerId, ProcessId, SendRe
 from server.shell import clock
 from server.shell.actions import Actions
 from server.shell.complaints import Complaints
-from server.shell.loop import RECEIVE_QUEUE_FRAMES, Loop, ThreadDiedError, make_socket
+from server.shell.loop import (
+    RECEIVE_QUEUE_FRAMES,
+    Loop,
+    ThreadDiedError,
+    make_socket,
+)
 from server.shell.porters import Porters
 from server.shell.reports import (
     DrainAsked,
@@ -34,115 +38,15 @@ from server.shell.reports import (
     ProcessQuiet,
     Report,
     Reporter,
-    ReportQueue,
 )
 from tests.faults import rawzmtp
+from tests.server.shell.looping import Running, ScriptedCore, running_loop
 from tests.wire.process import ROOT, wait_until
-
-
-@dataclass
-class ScriptedCore:
-    """Echoes; raises, works and keeps time as told."""
-
-    log: list[str] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)
-    slices: int = 0
-    timer_ns: int | None = None
-    is_drained: bool = True
-    on_request: Callable[[PeerId, bytes], None] | None = None
-
-    def request(self, peer: PeerId, frame: bytes, now_ns: int) -> None:
-        self.log.append("request")
-        if frame == b"raise" or frame == frames.pack_request(Ping(), 99):
-            raise RuntimeError("as asked")
-        if self.on_request is not None:
-            self.on_request(peer, frame)
-        self.effects.append(SendReply(peer, b"echo " + frame[:100]))
-
-    def work(self, now_ns: int) -> bool:
-        if self.slices:
-            self.slices -= 1
-            self.log.append("work")
-        return self.slices > 0
-
-    def next_timer_ns(self) -> int | None:
-        return self.timer_ns
-
-    def tick(self, now_ns: int) -> None:
-        self.log.append("tick")
-        self.timer_ns = None
-
-    def take_effects(self) -> list[Effect]:
-        taken, self.effects = self.effects, []
-        return taken
-
-    def take_faults(self) -> list[str]:
-        return []
-
-    def peer_dropped(self, peer: PeerId) -> None:
-        self.log.append("dropped")
-
-    def process_quiet(self, process: ProcessId, now_ns: int) -> None:
-        self.log.append(f"quiet {process}")
-
-    def begin_drain(self, now_ns: int) -> None:
-        self.log.append("drain")
-
-    def drained(self) -> bool:
-        return self.is_drained
-
-
-@dataclass
-class Running:
-    core: ScriptedCore
-    url: str
-    reporter: Reporter
-    complaints: Complaints
-    loop: Loop
-    thread: threading.Thread
-    context: zmq.Context[zmq.Socket[bytes]]
-    dealers: list[zmq.Socket[bytes]] = field(default_factory=list)
-
-    def connect(self) -> zmq.Socket[bytes]:
-        dealer = self.context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.rcvtimeo = 10_000
-        dealer.connect(self.url)
-        self.dealers.append(dealer)
-        return dealer
-
-    def stop(self) -> None:
-        self.reporter.post(DrainAsked())
-        self.thread.join(10)
-        assert not self.thread.is_alive()
 
 
 @pytest.fixture
 def running(short_dir: Path) -> Iterator[Running]:
-    inner: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outer: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    router = make_socket(inner)
-    queue: ReportQueue = deque()
-    core, complaints = ScriptedCore(), Complaints()
-    reporter = Reporter(inner, "test", queue)
-    reporter.post(Here())
-    loop = Loop(router, cast(Core, core), queue, complaints, drain_limit_s=0.5)
-    nothing = cast(Any, None)
-    no_porters = Porters((), lambda name: nothing)
-    loop.actions = Actions(cast(Core, core), nothing, nothing, {}, nothing, complaints, no_porters)
-    url = f"ipc://{short_dir}/s"
-    loop.bind(endpoints.parse(url), [reporter.routing_id])
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    made = Running(core, url, reporter, complaints, loop, thread, outer)
-    yield made
-    made.stop()
-    for dealer in made.dealers:
-        dealer.close()
-    router.close()
-    reporter.close()
-    inner.destroy(linger=0)
-    outer.destroy(linger=0)
+    yield from running_loop(short_dir)
 
 
 _FIRST_ID = """
@@ -350,33 +254,6 @@ def test_draining_ends_at_its_limit_even_if_something_is_still_owed(running: Run
     assert not running.thread.is_alive()
     assert 0.4 < (clock.now_ns() - begun_ns) / clock.NS_PER_S < 5
     assert running.core.log.count("drain") == 1
-
-
-def test_a_peer_that_is_gone_is_dropped(running: Running) -> None:
-    waiting = threading.Event()
-    gone = threading.Event()
-
-    def wait(peer: PeerId, frame: bytes) -> None:
-        if frame == b"slow":
-            waiting.set()
-            assert gone.wait(10)
-
-    running.core.on_request = wait
-    leaver = running.connect()
-    leaver.send(b"slow")
-    assert waiting.wait(10)
-    leaver.close()
-    gone.set()
-    other = running.connect()
-
-    def is_dropped() -> bool:
-        # ZMQ notices the end of a connection in its own time; until then replies vanish in it.
-        other.send(b"x")
-        other.recv()
-        return True
-
-    assert wait_until(is_dropped)
-    assert running.thread.is_alive()
 
 
 def test_an_endpoint_in_use_is_said_so() -> None:
