@@ -13,6 +13,7 @@ from protocol.quotas import QuotaRow
 from protocol.status import NamespaceStatus
 from server.quotaspec import tenant_name
 from server.sizes import format_size
+from server.wording import counted
 
 PINNED_SHARE = 0.8
 """Of L1's budget: with so much of it kept by operators, little is left to make room with."""
@@ -21,6 +22,7 @@ LIMIT_SHARE = 0.95
 """Of a tenant's limit: what it stores replaces its own."""
 
 MAX_TENANTS = 3
+"""Named one by one; the others are counted."""
 
 REMOVED = "the arena's folder was removed and made again: the next server lacks what was in it"
 _NAME_DIGITS = 12
@@ -43,7 +45,8 @@ def remarks(
     limited = list(_limited(quotas))
     told += limited[:MAX_TENANTS]
     if len(limited) > MAX_TENANTS:
-        told.append(f"and {len(limited) - MAX_TENANTS} more quotas are at their limit")
+        one, several = "more quota is at its limit", "more quotas are at their limits"
+        told.append(f"and {counted(len(limited) - MAX_TENANTS, one, several)}")
     return told
 
 

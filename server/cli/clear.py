@@ -13,6 +13,7 @@ import click
 
 from server.cli import prefixes, reaching
 from server.cli.tables import unforgotten
+from server.wording import counted
 
 if TYPE_CHECKING:
     from protocol.status import NamespaceStatus
@@ -73,7 +74,9 @@ def _confirm(meant: Sequence[NamespaceStatus], url: str) -> None:
 
     for one in meant:
         size = format_size(one.bytes)
-        click.echo(f"{one.fingerprint.hex()}  {plain(one.name)}: {one.chunks:,} chunks, {size}")
+        click.echo(
+            f"{one.fingerprint.hex()}  {plain(one.name)}: {counted(one.chunks, 'chunk')}, {size}"
+        )
     if not click.confirm(f"Forget this, at {url} and in its lower tiers?", default=False):
         raise SystemExit(reaching.EXIT_INTERRUPTED)
 
@@ -105,8 +108,8 @@ def told(document: dict[str, Any]) -> str:
     """What came of it, for people."""
     after = document["chunks_after"]
     lines = [
-        f"cleared {document['cleared']} chunks; asked again: "
-        + (f"{after} chunks, stored since" if after else "nothing is cached")
+        f"cleared {counted(document['cleared'], 'chunk')}; asked again: "
+        + (f"{counted(after, 'chunk')}, stored since" if after else "nothing is cached")
     ]
     if document["tiers_pending"]:
         lines.append(

@@ -11,6 +11,7 @@ import click
 
 from server.cli import prefixes, reaching
 from server.cli.hottest import hottest_text, of_hottest
+from server.wording import counted
 
 if TYPE_CHECKING:
     from protocol.messages import InspectReply, StatusReply
@@ -189,7 +190,8 @@ def prompts_text(document: dict[str, Any]) -> str:
     for number, one in enumerate(document["prompts"], start=1):
         of_tokens = f" ({one['held'] * tokens:,} tokens)" if tokens else ""
         below = "".join(f"; {said(*tier)}" for tier in one["tiers"].items())
-        line = f"prompt {number}: {one['held']} of {one['chunks']} chunks in L1{of_tokens}{below}"
+        whole = counted(one["chunks"], "chunk")
+        line = f"prompt {number}: {one['held']:,} of {whole} in L1{of_tokens}{below}"
         lines.append(line)
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ import click
 
 from protocol.limits import MAX_TTL_S
 from server.cli import prefixes, reaching
+from server.wording import counted
 
 if TYPE_CHECKING:
     from server.asking import Asker
@@ -59,7 +60,9 @@ def command(
         reaching.show({"fingerprint": meant.fingerprint.hex(), "ttl_s": ttl_s, "prompts": rows})
     else:
         for number, one in enumerate(rows, start=1):
-            click.echo(f"prompt {number}: {one['pinned']} of {one['chunks']} chunks pinned")
+            click.echo(
+                f"prompt {number}: {one['pinned']:,} of {counted(one['chunks'], 'chunk')} pinned"
+            )
     if any(one["pinned"] < one["chunks"] for one in rows):
         raise SystemExit(reaching.EXIT_OTHER)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli import reaching
+from server.wording import counted
 
 if TYPE_CHECKING:
     from protocol.status import NamespaceStatus
@@ -114,7 +115,7 @@ def _line(row: dict[str, Any]) -> str:
     from server.sizes import format_size
 
     text = (
-        f"{row['fingerprint']}  {plain(row['name'])}: {row['chunks']:,} chunks, "
+        f"{row['fingerprint']}  {plain(row['name'])}: {counted(row['chunks'], 'chunk')}, "
         f"{format_size(row['bytes'])}, unused for {span(row['idle_s'])}"
     )
     if "cleared" not in row:
@@ -122,4 +123,6 @@ def _line(row: dict[str, Any]) -> str:
     if row["cleared"] is None:
         return f"{text}: used again, and kept"
     pending = row["tiers_pending"]
-    return f"{text}: forgotten" + (f", but not yet by {pending} tiers" if pending else "")
+    return f"{text}: forgotten" + (
+        f", but not yet by {counted(pending, 'tier')}" if pending else ""
+    )

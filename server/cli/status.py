@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from server.cli import reaching
+from server.wording import counted
 
 MAX_KINDS = 5
 """Of complaints."""
@@ -110,7 +111,8 @@ def logged(complaints: dict[str, int]) -> list[str]:
         return []
     most = sorted(complaints.items(), key=lambda one: (-one[1], one[0]))
     told = ", ".join(f"{plain(kind)} {count:,}" for kind, count in most[:MAX_KINDS])
-    more = f" and {len(most) - MAX_KINDS} more kinds" if len(most) > MAX_KINDS else ""
+    left = len(most) - MAX_KINDS
+    more = f" and {counted(left, 'more kind')}" if left > 0 else ""
     return [f"log    {told}{more} since the start"]
 
 

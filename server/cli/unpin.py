@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from server.cli import prefixes, reaching
+from server.wording import counted
 
 if TYPE_CHECKING:
     from server.asking import Asker
@@ -42,7 +43,8 @@ def command(endpoint: str | None, as_json: bool, namespace: str | None, **named:
         reaching.show({"fingerprint": meant.fingerprint.hex(), "prompts": rows})
         return
     for number, one in enumerate(rows, start=1):
-        click.echo(f"prompt {number}: {one['unpinned']} chunks are no longer pinned")
+        number_of = counted(one["unpinned"], "chunk is", "chunks are")
+        click.echo(f"prompt {number}: {number_of} no longer pinned")
 
 
 def _unpin(asker: Asker, fingerprint: bytes, keys: bytes) -> int:

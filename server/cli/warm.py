@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from server.cli import reaching
+from server.cli import prefixes, reaching
 from server.cli.salts import salt_options
+from server.wording import counted
 
 if TYPE_CHECKING:
     from protocol.messages import Body, WarmStatusReply
@@ -30,8 +31,6 @@ LIMIT_S = 5.0
 LOOK_S = 0.2
 WAIT_S = 10.0
 
-FINGERPRINT_DIGITS = 32
-
 
 @click.command(name="warm")
 @click.option(
@@ -43,8 +42,9 @@ FINGERPRINT_DIGITS = 32
 )
 @click.option(
     "--namespace",
-    metavar="FINGERPRINT",
-    help="Load one namespace only, by its 32 hex digits.  [default: all]",
+    metavar="NAME",
+    help="Load one namespace only: the 32 hex digits of its fingerprint; or, where L1 has some of "
+    "it or an engine uses it, its first 4 or more, or the model's name.  [default: all]",
 )
 @click.option(
     "--bytes", "size", metavar="SIZE", help="Load at most so much, e.g. 20G.  [default: what fits]"
@@ -105,20 +105,18 @@ def command(
     at = reaching.place(endpoint)
     try:
         max_bytes = sizes.parse_size("bytes", size) if size is not None else 0
-        fingerprint = _fingerprint(namespace)
         wanted = [b""]
         if tokens_file is not None:
-            if not fingerprint or tokens_per_block is None:
+            if namespace is None or tokens_per_block is None:
                 raise sizes.invalid(
                     "tokens", tokens_file, "--namespace and --tokens-per-block with it"
                 )
             wanted = prompts.read_keys(tokens_file, tokens_per_block, chunk_blocks, salt)
+        goal = Goal(namespace, wanted, max_bytes)
+        code = _run(at.side_path, at.url, goal, wait_s, as_json)
     except ConfigError as error:
         click.echo(f"kvkeep: {error}", err=True)
-        raise SystemExit(EXIT_CONFIG) from None
-    goal = Goal(fingerprint, wanted, max_bytes)
-    try:
-        code = _run(at.side_path, at.url, goal, wait_s, as_json)
+        code = EXIT_CONFIG
     except KeyboardInterrupt:  # while it waited for a server
         click.echo("kvkeep: not warmed: interrupted", err=True)
         code = EXIT_INTERRUPTED
@@ -130,31 +128,36 @@ class Goal:
     """What is to be loaded.
 
     Attributes:
-        fingerprint: of a namespace, or empty.
+        namespace: as typed, or None for all.
         wanted: keys of each prefix, or one empty entry for what tiers list.
         max_bytes: most of it, 0 for what fits.
     """
 
-    fingerprint: bytes
+    namespace: str | None
     wanted: list[bytes]
     max_bytes: int
 
 
-def _fingerprint(text: str | None) -> bytes:
-    from server.sizes import invalid
+def _fingerprint(asker: Asker, name: str | None) -> bytes:
+    """Of the namespace that is meant, empty for all.
 
-    if text is None:
+    Raises:
+        ConfigError: INVALID_CONFIG: not exactly one that the server knows has that name.
+    """
+    from protocol.errors import ConfigError
+
+    if name is None:
         return b""
     try:
-        if len(text) == FINGERPRINT_DIGITS:
-            return bytes.fromhex(text)
-    except ValueError:
-        pass
-    raise invalid("namespace", text, "the 32 hex digits of a fingerprint")
+        found = prefixes.find(asker.status(LIMIT_S).namespaces, name)
+    except ConfigError as error:
+        hint = "one that only lower tiers have is named by all 32 hex digits of its fingerprint"
+        raise ConfigError(error.code, f"{error.message}; {hint}") from None
+    return bytes.fromhex(name) if found is None else found.fingerprint
 
 
 def _run(side_path: str, url: str, goal: Goal, wait_s: float, as_json: bool) -> int:
-    from protocol.errors import RETRYABLE, KvkeepError
+    from protocol.errors import RETRYABLE, ConfigError, KvkeepError
     from server import asking
 
     give_up_s = time.monotonic() + wait_s
@@ -162,6 +165,8 @@ def _run(side_path: str, url: str, goal: Goal, wait_s: float, as_json: bool) -> 
         try:
             with asking.connected(side_path, LIMIT_S, "warm") as asker:
                 return _warm(asker, goal, as_json)
+        except ConfigError:
+            raise  # of an option: no fault of the server's
         except (KvkeepError, OSError) as error:
             may_come = isinstance(error, OSError) or error.code in RETRYABLE
             if may_come and time.monotonic() < give_up_s:
@@ -173,6 +178,7 @@ def _run(side_path: str, url: str, goal: Goal, wait_s: float, as_json: bool) -> 
 
 
 def _warm(asker: Asker, goal: Goal, as_json: bool) -> int:
+    fingerprint = _fingerprint(asker, goal.namespace)
     start_s, code = time.monotonic(), 0
     done: list[WarmStatusReply] = []
     try:
@@ -181,7 +187,7 @@ def _warm(asker: Asker, goal: Goal, as_json: bool) -> int:
                 left = goal.max_bytes - sum(status.loaded_bytes for status in done)
                 if goal.max_bytes and left <= 0:
                     break
-                number = _begin(asker, goal.fingerprint, keys, left if goal.max_bytes else 0)
+                number = _begin(asker, fingerprint, keys, left if goal.max_bytes else 0)
                 try:
                     done.append(_watch(asker, number, show))
                 except KeyboardInterrupt:
@@ -211,7 +217,7 @@ def _together(done: list[WarmStatusReply], nothing: str) -> WarmStatusReply:
         loaded_bytes=sum(one.loaded_bytes for one in done),
         missed=missed,
         final=True,
-        reason=f"{missed} chunks were not found" if missed else last,
+        reason=f"{counted(missed, 'chunk was', 'chunks were')} not found" if missed else last,
     )
 
 
@@ -319,8 +325,8 @@ def _tell(status: WarmStatusReply, seconds: float, as_json: bool) -> None:
         }
         click.echo(json.dumps(told))
         return
-    held = f", {status.held} were there" if status.held else ""
+    held = f", {counted(status.held, 'was', 'were')} there" if status.held else ""
     click.echo(
-        f"warmed {status.loaded} chunks ({format_size(status.loaded_bytes)}) in {seconds:.1f} s"
-        f"{held}: {status.reason}"
+        f"warmed {counted(status.loaded, 'chunk')} ({format_size(status.loaded_bytes)}) in "
+        f"{seconds:.1f} s{held}: {status.reason}"
     )

@@ -106,6 +106,7 @@ def test_so_many_bytes_or_one_namespace(short_dir: Path, shm_dir: Path, url: str
         assert (reply["chunks"], reply["reason"]) == (5, "as many bytes as were wanted")
         assert counters(server)["namespaces"] == 1
         assert told(server, "--namespace", name)["held"] == 5
+        assert told(server, "--namespace", "test/b")["held"] == CHAIN  # it is known now
         assert counters(server)["namespaces"] == 1
         assert told(server)["chunks"] == CHAIN
 

@@ -61,4 +61,6 @@ def test_a_tenant_at_its_limit_is_named_as_far_as_labels_name_it() -> None:
 def test_many_at_their_limit_are_counted() -> None:
     lines = remarks(reply(), STATS, (QUOTA,) * (MAX_TENANTS + 5))
     assert len(lines) == MAX_TENANTS + 1
-    assert lines[-1] == "and 5 more quotas are at their limit"
+    assert lines[-1] == "and 5 more quotas are at their limits"
+    one_more = remarks(reply(), STATS, (QUOTA,) * (MAX_TENANTS + 1))
+    assert one_more[-1] == "and 1 more quota is at its limit"

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from protocol.messages import WarmStatusReply
 from server.cli import cli, warm
+from tests.server.cli.cached import Cached
 from tests.wire.process import ServerProcess
 
 STATUS = WarmStatusReply(
@@ -40,8 +41,6 @@ def test_its_last_line_and_its_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--namespace", "xyz"], "the 32 hex digits of a fingerprint"),
-        (["--namespace", "g" * 32], "the 32 hex digits of a fingerprint"),
         (["--bytes", "many"], "bytes='many'"),
         (["--tokens", __file__], "--namespace and --tokens-per-block with it"),
         (["--endpoint", "somewhere"], "INVALID_URL"),
@@ -82,6 +81,22 @@ def test_a_server_without_tiers_is_not_waited_for(short_dir: Path, shm_dir: Path
         assert time.monotonic() - begun_s < 20
     assert shown.exit_code == 1
     assert "give it --l2" in shown.output
+
+
+def test_a_namespace_may_be_named_as_for_every_other_command(holding: Cached) -> None:
+    def warmed(name: str) -> tuple[int, str]:
+        words = ["warm", "--endpoint", holding.server.url, "--namespace", name]
+        shown = CliRunner().invoke(cli, words)
+        return shown.exit_code, shown.output
+
+    for name in (holding.name, holding.name[:6], "ab" * 16):
+        code, said = warmed(name)
+        assert (code, "give it --l2" in said) == (1, True), said  # it was understood
+    for name in ("nobodys/model", "g" * 32, "abc"):
+        code, said = warmed(name)
+        assert (code, len(said.splitlines())) == (2, 1), said
+        assert f"namespace={name!r}" in said
+        assert "named by all 32 hex digits" in said
 
 
 def test_one_that_ends_before_any_job_began_was_interrupted() -> None:
