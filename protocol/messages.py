@@ -628,7 +628,8 @@ class DeleteSaltReply(ChunkCountReply, frozen=True, kw_only=True):
     """What was there of a salt.
 
     Attributes:
-        tier_values: parts of chunks in lower tiers that know whose theirs are, by name.
+        tier_values: of lower tiers that know whose theirs are, by name: parts of chunks that each
+            named and said that it forgot, or that it named; with ``more`` there may be others.
         tiers_unknown: tiers that are written to and do not know, or could not be asked: of them
             goes what L1 and the others named.
         tiers_pending: lower tiers that have not forgotten yet.

@@ -128,14 +128,15 @@ def _of_salt(asker: Asker, digest: bytes) -> dict[str, Any]:
     """Asks until nothing is left to delete, and then once more.
 
     Returns:
-        ``deleted`` chunks of L1, ``tier_values`` deleted by tier, ``tiers_unknown``,
-        ``tiers_pending``, and ``found_after`` in L1 and tiers together.
+        ``deleted`` chunks of L1; ``tier_values`` deleted by tier, and ``at_least``: whether there
+        may have been more of these; ``tiers_unknown``, and ``tiers_away``: why some of them cannot
+        be asked, by name; ``tiers_pending``; and ``found_after`` in L1 and tiers together.
     """
     from protocol.messages import DeleteSalt, DeleteSaltReply
     from protocol.quotas import TenantKind
     from server.quotaspec import tenant_name
 
-    deleted, values, unknown = 0, dict[str, int](), set[str]()
+    deleted, values, unknown, is_least = 0, dict[str, int](), set[str](), False
     while True:
         body = DeleteSalt(tenant=digest)
         reply = asker.expect(body, DeleteSaltReply, reaching.FORGET_LIMIT_S)
@@ -143,6 +144,7 @@ def _of_salt(asker: Asker, digest: bytes) -> dict[str, Any]:
         for name, number in reply.tier_values.items():
             values[name] = values.get(name, 0) + number
         unknown.update(reply.tiers_unknown)
+        is_least = is_least or reply.more
         # What a tier has not forgotten, or cannot be told now, it would name again, and again.
         has_gone = reply.chunks or any(reply.tier_values.values())
         if not reply.more or reply.tiers_pending or not has_gone:
@@ -157,30 +159,53 @@ def _of_salt(asker: Asker, digest: bytes) -> dict[str, Any]:
         "tenant": tenant_name(TenantKind.SALT, digest),
         "deleted": deleted,
         "tier_values": values,
+        "at_least": is_least,
         "tiers_unknown": sorted(unknown),
+        "tiers_away": _away(asker, unknown),
         "tiers_pending": reply.tiers_pending,
         "found_after": look.chunks + sum(look.tier_values.values()),
     }
 
 
+def _away(asker: Asker, names: set[str]) -> dict[str, str]:
+    """Why some tiers cannot be asked now, by name: those of them that are not up."""
+    if not names:
+        return {}
+    tiers = asker.status(reaching.LIMIT_S).tiers
+    return {
+        tier.name: tier.why or tier.state
+        for tier in tiers
+        if tier.name in names and tier.state != "up"
+    }
+
+
 def told_of_salt(document: dict[str, Any]) -> str:
     """What came of it, for people."""
+    most = "at least " if document["at_least"] else ""
+    after, away = document["found_after"], document["tiers_away"]
+    values, pending = document["tier_values"], document["tiers_pending"]
     lines = [f"deleted {document['deleted']} chunks from L1"]
-    for name, number in sorted(document["tier_values"].items()):
-        lines.append(f"deleted {number} values from {name}")
     lines += [
-        f"{name} cannot tell whose its values are, or could not be asked: of it went what the "
-        "lines above name"
-        for name in document["tiers_unknown"]
+        f"deleted {most}{number} values from {name}" for name, number in sorted(values.items())
     ]
-    after = document["found_after"]
+    for name in document["tiers_unknown"]:
+        why = "cannot tell whose its values are, or not in time"
+        if name in away:
+            why = f"cannot be asked now ({away[name]})"
+        lines.append(f"{name} {why}: of it goes what the others named")
     lines.append(
         f"asked again: {after} are there; they were stored anew, or are not forgotten yet"
         if after
         else "asked again: nothing of it is found"
     )
-    if document["tiers_pending"]:
-        lines.append(f"{unforgotten(document['tiers_pending'])}: ask again later")
+    if pending:
+        has = "it has" if pending == 1 else "they have"
+        lines.append(f"{unforgotten(pending)}: what {has} is not counted above; ask again later")
+    if not (document["deleted"] or any(values.values()) or after or pending):
+        lines.append(
+            f"nothing was found of {document['tenant']}: is that the salt, exactly as requests "
+            "have it?"
+        )
     return "\n".join(lines)
 
 

@@ -2,14 +2,14 @@
 
 Purpose: records in L1's extents say whose a chunk is, and so do the values of a tier that keeps
 quotas: both are asked, piece by piece, and what they name is forgotten as DELETE does, in every
-tier that is written to. Must not know: files, records' form, messages' frames. Runs in: the loop
-thread.
+tier that is written to. All tiers name theirs before anything goes, and what one named counts as
+deleted there only once it has answered that it forgot. Must not know: files, records' form,
+messages' frames. Runs in: the loop thread.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -22,7 +22,7 @@ from protocol.messages import DeleteSaltReply
 from server.core.admission import MORE, SLICE_BLOCKS, WAIT, Lanes, Steps, Task
 from server.core.arena import Arena
 from server.core.departures import Departures
-from server.core.effects import FindSalt
+from server.core.effects import FindSalt, TierId
 from server.core.extents import Extent
 from server.core.index import ABSENT, ChunkIndex
 from server.core.namespaces import Owner, peel
@@ -43,6 +43,10 @@ MAX_SEARCHES = 4
 """At a time; each walks over all of L1."""
 
 
+Counts = dict[Fingerprint, int]
+"""Values, by namespace."""
+
+
 @dataclass(eq=False)
 class Search:
     """One request.
@@ -54,10 +58,11 @@ class Search:
         ticket: its reply.
         task: to be woken by a tier's answer.
         found: slots that the last FindSalt named, and generations; None without an answer.
-        answers: of a tier: what it has, or None.
+        answers: of tiers, by number: what each has, or None.
         chunks: of L1.
-        values: of tiers, by name.
-        unknown: tiers that do not know, or could not be asked.
+        named: by name of a tier that knows: how many values it named of each namespace, those left
+            out that are not being forgotten.
+        unknown: names of tiers that do not know, or could not be asked.
         names: namespaces of which something is being forgotten.
         has_more: there is more.
     """
@@ -68,10 +73,10 @@ class Search:
     ticket: Ticket
     task: Task | None = None
     found: tuple[Slots, Slots] | None = None
-    answers: list[bytes | None] = field(default_factory=list)
+    answers: dict[TierId, bytes | None] = field(default_factory=dict)
     chunks: int = 0
-    values: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, None] = field(default_factory=dict)
+    named: dict[str, Counts] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
     names: set[Fingerprint] = field(default_factory=set)
     has_more: bool = False
 
@@ -156,8 +161,7 @@ class SaltDeletion:
 
     def _run(self, search: Search) -> Steps:
         yield MORE  # whoever asks has had its slice
-        for tier in self._forgetting.tiers:
-            yield from self._look_below(search, tier)
+        yield from self._look_below(search)
         for owner in list(self._roster.owners.values()):
             for extents in owner.extents:
                 for extent in list(extents):
@@ -172,16 +176,29 @@ class SaltDeletion:
             self._outbox.counters["deleted_chunks"] += search.chunks
 
         def over(num_tiers: int) -> None:
+            tiers = self._forgetting.tiers
             body = DeleteSaltReply(
                 chunks=search.chunks,
-                tier_values=search.values,
-                tiers_unknown=tuple(search.unknown),
+                tier_values={
+                    tier.name: self._count(search, tier, search.named[tier.name])
+                    for tier in tiers
+                    if tier.name in search.named
+                },
+                tiers_unknown=tuple(one.name for one in tiers if one.name in search.unknown),
                 tiers_pending=num_tiers,
                 more=search.has_more,
             )
             self._outbox.reply(search.ticket, body)
 
         self._forgetting.wait(list(search.names), search.ticket.deadline_ns, over)
+
+    def _count(self, search: Search, tier: Tier, named: Counts) -> int:
+        """How many of the values that a tier named it has, or had and said that it forgot."""
+        return sum(
+            number
+            for name, number in named.items()
+            if search.is_look or not self._forgetting.is_barred(tier, name)
+        )
 
     # --- L1 -------------------------------------------------------------------------------
 
@@ -260,55 +277,72 @@ class SaltDeletion:
 
     # --- tiers ----------------------------------------------------------------------------
 
-    def _look_below(self, search: Search, tier: Tier) -> Steps:
-        if not tier.policy.writes:
-            return
-        if not tier.knows_tenants:
-            search.unknown[tier.name] = None
-            return
+    def _look_below(self, search: Search) -> Steps:
+        """Asks all tiers at once, then has what they named forgotten in each of them.
 
+        Not one after the other: what the first names is forgotten in the second, too, which would
+        not count it any more.
+        """
+        asked = []
+        for tier in self._forgetting.tiers:
+            if tier.policy.writes and tier.knows_tenants:
+                asked.append(tier)
+                self._ask(search, tier)
+            elif tier.policy.writes:
+                search.unknown.add(tier.name)
+        while len(search.answers) < len(asked):
+            yield WAIT
+        keys: dict[Fingerprint, dict[bytes, int]] = {}
+        for tier in asked:
+            self._note(search, tier, keys)
+            yield MORE
+        if not search.is_look:
+            for name, parts in keys.items():
+                rows = list(parts.items())
+                for begin in range(0, len(rows), MAX_NAMES):  # of several tiers: more than a slice
+                    yield from self._forget(search, name, dict(rows[begin : begin + MAX_NAMES]))
+                    yield MORE
+
+    def _ask(self, search: Search, tier: Tier) -> None:
         def ended(listed: bytes | None, _: int) -> None:
-            search.answers.append(listed)
+            search.answers[tier.number] = listed
             if search.task is not None:
                 self._lanes.wake(search.task)
 
-        salt = Fingerprint(search.salt)
-        tier.list_there(Listed.OF_SALT, salt, ended, most=MAX_NAMES)
-        while not search.answers:
-            yield WAIT
-        listed = search.answers.pop()
+        tier.list_there(Listed.OF_SALT, Fingerprint(search.salt), ended, most=MAX_NAMES)
+
+    def _note(self, search: Search, tier: Tier, keys: dict[Fingerprint, dict[bytes, int]]) -> None:
+        """Counts what a tier named, and adds it to the keys, with the number of their parts."""
+        listed = search.answers[tier.number]
         if listed is None:
-            search.unknown[tier.name] = None
+            search.unknown.add(tier.name)
             return
         names = unpack_names(listed)
-        search.values[tier.name] = len(names) * search.is_look
         search.has_more |= len(names) >= MAX_NAMES
-        if not search.is_look:
-            yield from self._forget(search, tier, names)
-
-    def _forget(self, search: Search, tier: Tier, names: list[tuple[bytes, bytes, int]]) -> Steps:
-        spaces: dict[Fingerprint, dict[bytes, int]] = {}
-        counts = Counter(Fingerprint(space) for space, _, _ in names)
+        counts = search.named[tier.name] = Counts()
         for space, key, shard in names:
-            keys = spaces.setdefault(Fingerprint(space), {})
-            keys[key] = max(keys.get(key, 0), shard + 1)
-        for name, keys in spaces.items():
-            owner = self._roster.owners.get(name)
-            search.names.add(name)
-            if self._forgetting.room_keys(name) < len(keys):
-                search.has_more = True
-                continue
-            if owner is None:
-                if not self._forgetting.has_place(name):
-                    search.unknown[tier.name] = None
-                    continue
-                search.values[tier.name] += counts[name]
-                self._forgetting.delete_name(name, b"".join(keys), max(keys.values()))
-                continue
-            search.values[tier.name] += counts[name]
+            name = Fingerprint(space)
+            counts[name] = counts.get(name, 0) + 1
+            parts = keys.setdefault(name, {})
+            parts[key] = max(parts.get(key, 0), shard + 1)
+
+    def _forget(self, search: Search, name: Fingerprint, keys: dict[bytes, int]) -> Steps:
+        owner = self._roster.owners.get(name)
+        search.names.add(name)
+        if self._forgetting.room_keys(name) < len(keys):
+            search.has_more = True
+            self._stays(search, name)
+        elif owner is not None:
             self._forgetting.delete(owner, b"".join(keys))
             # What an operator had loaded is nobody's by its record in L1.
             nodes = (owner.index.find(key) for key in keys)
             there = [(node, owner.index.life[node]) for node in nodes if node != ABSENT]
             yield from self._take(search, owner, owner.index, there)
-        yield MORE
+        elif self._forgetting.has_place(name):
+            self._forgetting.delete_name(name, b"".join(keys), max(keys.values()))
+        else:
+            search.unknown.update(self._stays(search, name))
+
+    def _stays(self, search: Search, name: Fingerprint) -> Iterable[str]:
+        """What was named of a namespace is not forgotten now; returns who named any of it."""
+        return [who for who, named in search.named.items() if named.pop(name, 0)]

@@ -85,7 +85,9 @@ def test_a_limit_is_kept_and_all_of_a_salt_goes_also_after_a_kill_of_the_porter(
         "tenant": f"salt/{DIGITS}",
         "deleted": len(mine),
         "tier_values": {"valkey": len(mine)},
+        "at_least": False,
         "tiers_unknown": [],
+        "tiers_away": {},
         "tiers_pending": 0,
         "found_after": 0,
     }

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.keys import ReuseScope
 from protocol.messages import (
@@ -13,12 +14,14 @@ from protocol.messages import (
     DeleteSaltReply,
     LookupReply,
     QueryPrefetchStatus,
+    StatusReply,
     Store,
     StoreReply,
 )
 from server import asking
 from server.cli.delete import _of_salt, told, told_of_salt
 from tests.server.cli import test_quota
+from tests.server.cli import told as told_status
 from tests.server.cli.cached import FIRST, SECOND, SYSTEM, Cached, cached, keys_of
 from tests.wire.process import wait_until
 
@@ -129,7 +132,9 @@ def test_all_of_a_salt_goes_from_l1_and_the_disk_and_of_nobody_else(
             "tenant": f"salt/{digits}",
             "deleted": len(mine),
             "tier_values": {"disk": len(mine)},
+            "at_least": False,
             "tiers_unknown": [],
+            "tiers_away": {},
             "tiers_pending": 0,
             "found_after": 0,
         }
@@ -145,21 +150,31 @@ def test_all_of_a_salt_goes_from_l1_and_the_disk_and_of_nobody_else(
             "deleted 0 chunks from L1",
             "deleted 0 values from disk",
             "asked again: nothing of it is found",
+            f"nothing was found of salt/{digits}: is that the salt, exactly as requests have it?",
         ]
 
 
 def test_what_of_a_salt_may_be_left_is_said() -> None:
     document = {
-        "deleted": 1,
+        "tenant": "salt/1",
+        "deleted": 0,
         "tier_values": {"disk": 2},
-        "tiers_unknown": ["valkey"],
+        "at_least": True,
+        "tiers_unknown": ["s3", "valkey"],
+        "tiers_away": {"valkey": "a check-up failed"},
         "tiers_pending": 1,
         "found_after": 3,
     }
-    lines = told_of_salt(document).splitlines()
-    assert lines[2].startswith("valkey cannot tell whose")
-    assert lines[3].startswith("asked again: 3 are there")
-    assert lines[4].startswith("1 tier has not forgotten yet")
+    assert told_of_salt(document).splitlines() == [
+        "deleted 0 chunks from L1",
+        "deleted at least 2 values from disk",
+        "s3 cannot tell whose its values are, or not in time: of it goes what the others named",
+        "valkey cannot be asked now (a check-up failed): of it goes what the others named",
+        "asked again: 3 are there; they were stored anew, or are not forgotten yet",
+        "1 tier has not forgotten yet: what it has is not counted above; ask again later",
+    ]
+    two = told_of_salt(document | {"tiers_pending": 2}).splitlines()
+    assert two[-1].startswith("2 tiers have not forgotten yet: what they have is not")
 
 
 def test_what_is_not_over_yet_is_said() -> None:
@@ -175,10 +190,15 @@ class Stuck:
     def __init__(self) -> None:
         self.asked: list[DeleteSalt] = []
 
+    def status(self, limit_s: float) -> StatusReply:
+        away = {"store": "a check-up failed", "old": "", "else": "hangs"}
+        rows = [replace(told_status.TIER, name=one, state="down", why=away[one]) for one in away]
+        return told_status.reply(tiers=(told_status.TIER, *rows))
+
     def expect(self, body: DeleteSalt, kind: type[DeleteSaltReply], limit_s: float) -> object:
         self.asked.append(body)
         values = {"disk": 448 if body.look or len(self.asked) == 1 else 0}
-        unknown = ("disk",) if body.look else ()
+        unknown = ("disk", "old", "store") if body.look else ()
         return kind(chunks=0, tier_values=values, tiers_unknown=unknown, more=True)
 
 
@@ -187,6 +207,8 @@ def test_what_does_not_get_on_is_not_asked_for_ever() -> None:
     document = _of_salt(server, b"s" * 16)  # type: ignore[arg-type]
     assert [one.look for one in server.asked] == [False, False, True]
     assert (document["tier_values"], document["found_after"]) == ({"disk": 448}, 448)
-    assert document["tiers_unknown"] == ["disk"], (
+    assert document["tiers_unknown"] == ["disk", "old", "store"], (
         "what cannot be asked again is not known to be gone"
     )
+    assert document["tiers_away"] == {"old": "down", "store": "a check-up failed"}
+    assert document["at_least"]

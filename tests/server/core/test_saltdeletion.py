@@ -158,6 +158,75 @@ def test_a_namespace_that_only_the_disk_or_a_ledger_knows(
     assert world.tiers[0].store == others
 
 
+LEDGER = TierConfig("valkey", has_ledger=True)
+
+
+def stored(world: TierWorld, number: int) -> int:
+    return sum(world.tiers[number].salts[one] == SALT for one in world.tiers[number].store)
+
+
+@pytest.mark.parametrize("most", [448, 7])
+def test_each_tier_counts_its_own_whoever_else_names_them(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("server.core.saltdeletion.MAX_NAMES", most)
+    world = TierWorld(tiered(DISK, LEDGER, extents=8, slots=16))
+    world.up(0)
+    world.up(1)
+    engine = begun(world)
+    engine.tenant = SALT
+    engine.save(chain("x", 20))
+    gone = sorted(world.tiers[0].store)[:8]  # evicted there, not in the store
+    world.tiers[0].store -= set(gone)
+    assert delete(engine, look=True).tier_values == {"disk": min(12, most), "valkey": min(20, most)}
+    rounds = [delete(engine)]
+    while rounds[-1].more:
+        rounds.append(delete(engine))
+    assert not world.tiers[0].store | world.tiers[1].store
+    counts = {name: sum(one.tier_values[name] for one in rounds) for name in ("disk", "valkey")}
+    if most > 20:
+        assert (len(rounds), counts) == (1, {"disk": 12, "valkey": 20})
+    else:  # what another named is in no later answer: with more, it is a number of at least
+        assert len(rounds) > 1
+        assert 7 <= counts["disk"] <= 12
+        assert 7 <= counts["valkey"] <= 20
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_tier_that_did_not_say_that_it_forgot_has_deleted_nothing(is_gone: bool) -> None:
+    world = TierWorld(tiered(DISK, LEDGER, extents=8, slots=16))
+    world.up(0)
+    world.up(1)
+    engine = begun(world)
+    engine.tenant = SALT
+    engine.save(chain("x", 6))
+    world.auto_tiers = False
+    number = engine.begin(m.DeleteSalt(tenant=SALT))
+    for tier in (0, 1):
+        (job,) = world.flying(tier, fx.TierList)
+        world.answer(job.job)
+    world.pump()
+    while jobs := world.flying(0, fx.TierDrop):
+        world.answer(jobs[0].job)
+        world.pump()
+    assert number not in engine.replies, "the store is waited for"
+    if is_gone:
+        world.down(1)
+        world.pump()
+    else:
+        world.wait(6 * SECOND)
+    reply = engine.answer(number)
+    assert (reply.tier_values, reply.tiers_pending) == ({"disk": 6, "valkey": 0}, 1)
+    assert stored(world, 1) == 6
+    world.auto_tiers = True
+    if is_gone:
+        world.up(1)
+    for job in world.flying(1, fx.TierDrop):
+        world.answer(job.job)
+    world.wait(5 * SECOND)
+    assert not world.tiers[1].store, "it is owed"
+
+
 def test_what_cannot_be_owed_now_is_not_told_as_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.core.saltdeletion.MAX_NAMES", 6)
     monkeypatch.setattr("server.core.tiers.forgetting.MAX_OWED", 8)
