@@ -55,7 +55,7 @@ def test_a_limit_that_would_leave_transfers_behind_is_not_honoured(
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
-    with pytest.raises(TierError, match=r"pip install 'kvkeep\[mooncake\]'"):
+    with pytest.raises(TierError, match="pip install 'mooncake-transfer-engine-non-cuda>="):
         library("127.0.0.1")
 
 
