@@ -20,7 +20,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "inspect": "Show what is cached of a namespace or prompt.",
     "launch": "Run the server.",
     "pin": "Keep prompts in L1 for a time.",
-    "quota": "Give tenants a share of L1 or a disk.",
+    "quota": "Keep tenants a share, or limit them.",
     "retire": "Forget namespaces that nobody uses.",
     "simulate": "Try sizes and tiers on a trace of requests.",
     "stats": "Show every counter of a server.",

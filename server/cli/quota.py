@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from protocol.quotas import QuotaChange, TenantKind
     from server.asking import Asker
 
+AGE = "what lower tiers hold is as of their last look, 10 s ago at most while they are used"
+"""Under a table with such rows: who just deleted something would take them for now."""
+
 
 @click.group(name="quota")
 def command() -> None:
-    """Give tenants a share of L1, or of a disk, that others' stores leave alone, or a most.
+    """Keep tenants a share of L1 or of a disk; limit them there, or in a store.
 
-    A store whose URL has ledger= keeps a most alone: for what this server wrote there.
+    A share is left alone whatever others store. A store takes limits alone, and only with ledger=
+    in its URL: of what this server wrote there.
 
     A tenant is a namespace, or all requests with one cache salt. What is set here is kept with the
     arena; the option --quota of launch has quotas from the start.
@@ -196,16 +200,20 @@ def _show(reply: QuotasReply, as_json: bool) -> None:
         Column("limit", is_number=True),
         Column("held", is_number=True),
         Column("of quota", is_number=True),
+        Column("of limit", is_number=True),
     ]
     rows = [
         [
             tenant_name(one.kind, one.tenant),
             one.tier or "L1",
-            format_size(one.floor_bytes),
+            format_size(one.floor_bytes) if one.floor_bytes else "-",
             format_size(one.limit_bytes) if one.limit_bytes else "-",
             format_size(one.held_bytes),
             share(one.held_bytes, one.floor_bytes),
+            share(one.held_bytes, one.limit_bytes),
         ]
         for one in reply.quotas
     ]
     click.echo(table(columns, rows))
+    if any(one.tier for one in reply.quotas):
+        click.echo(AGE)

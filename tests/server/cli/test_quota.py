@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+import pytest
 from click.testing import CliRunner, Result
 
 from protocol.keys import ReuseScope
+from protocol.messages import QuotasReply
+from protocol.quotas import QuotaRow, TenantKind
 from server.cli import cli
+from server.cli.quota import AGE, _show
 from tests.server.cli.cached import Cached
 
 
@@ -50,7 +55,15 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
     }
     assert found["quotas"] == [space, salt]
     shown = quota(holding, "list").output.splitlines()
-    assert shown[0].split() == ["tenant", "in", "quota", "limit", "held", "of", "quota"]
+    assert shown[0].split() == [
+        "tenant",
+        "in",
+        "quota",
+        "limit",
+        "held",
+        *("of", "quota"),
+        *("of", "limit"),
+    ]
     assert shown[3].split() == [
         f"salt/{digits}",
         "L1",
@@ -60,8 +73,8 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
         "MiB",
         "0",
         "bytes",
-        "0.0",
-        "%",
+        *("0.0", "%"),
+        *("0.0", "%"),
     ]
     assert told(holding, "unset", "--tenant", f"salt/{digits}")["quotas"] == [space]
     assert told(holding, "unset", "--namespace", holding.name)["quotas"] == []
@@ -69,7 +82,7 @@ def test_a_namespace_and_a_salt_get_a_quota_and_lose_it(holding: Cached) -> None
 
 def test_what_cannot_be_is_refused(holding: Cached) -> None:
     for words, code, expected in (
-        (("set", "1G", "--salt", "x"), 1, "67108864 are left"),
+        (("set", "1G", "--salt", "x"), 1, "others' floors: 64 MiB are left"),
         (
             ("set", "1M", "--salt", "x", "--tier", "tape"),
             1,
@@ -93,6 +106,26 @@ def test_what_cannot_be_is_refused(holding: Cached) -> None:
     ):
         result = quota(holding, *words)
         assert (result.exit_code, expected in result.output) == (code, True), result.output
+
+
+def test_a_limit_has_its_own_share_and_lower_tiers_are_as_of_a_while_ago(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both = QuotaRow(
+        kind=TenantKind.SALT,
+        tenant=b"s" * 16,
+        floor_bytes=1 << 20,
+        limit_bytes=4 << 20,
+        held_bytes=2 << 20,
+    )
+    alone = msgspec.structs.replace(both, floor_bytes=0, held_bytes=4 << 20, tier="valkey")
+    _show(QuotasReply(arena_bytes=1 << 30, quotas=(both,)), as_json=False)
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert " ".join(row.split()[1:]) == "L1 1 MiB 4 MiB 2 MiB 200.0 % 50.0 %"
+    _show(QuotasReply(arena_bytes=1 << 30, quotas=(both, alone)), as_json=False)
+    *_, row, age = capsys.readouterr().out.splitlines()
+    assert " ".join(row.split()[1:]) == "valkey - 4 MiB 4 MiB - 100.0 %"
+    assert age == AGE
 
 
 def test_a_quota_that_is_not_there_cannot_be_taken_back(holding: Cached) -> None:
