@@ -224,8 +224,8 @@ class Server:
             raise ConfigError(
                 ErrorCode.INVALID_CONFIG, f"quota: {error.message}", key="quota"
             ) from error
-        for line in (*([trouble] if trouble else []), *refused):
-            self._complaints.note("quota_lost", line)
+        if lost := [*filter(None, [trouble]), *refused]:  # one line: of more some stay silent
+            self._complaints.note("quota_lost", "; ".join(lost))
         self._kept_quotas = len(kept) - len(refused)
         return core
 

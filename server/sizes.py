@@ -70,6 +70,12 @@ def format_size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def exact_size(num_bytes: int) -> str:
+    """A size for people who type it again: one that no unit divides has its bytes behind it."""
+    text = format_size(num_bytes)
+    return f"{text} ({num_bytes} bytes)" if "." in text else text
+
+
 def invalid(key: str, value: str, valid: str) -> ConfigError:
     """The error for a setting: names it, what it is and what is valid.
 

@@ -22,6 +22,7 @@ from server.core.namespaces import Owner
 from server.core.slots import HELD
 from server.core.tierquotas import TierQuotas, held
 from server.core.tiers.tier import Tier
+from server.sizes import exact_size
 
 LOOK_SLOTS = 1 << 14
 """Slots that are looked at before a hit among them ends the look."""
@@ -105,14 +106,16 @@ class Quotas:
         if 0 < change.limit_bytes < change.floor_bytes:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
-                f"a limit of {change.limit_bytes} bytes is below the floor of {change.floor_bytes}",
+                f"a limit of {exact_size(change.limit_bytes)} is below the floor of "
+                f"{exact_size(change.floor_bytes)}",
             )
-        if not change.tier and sum(floors) + change.floor_bytes > self._arena_bytes:
+        left_bytes = max(0, self._arena_bytes - sum(floors))
+        if not change.tier and change.floor_bytes > left_bytes:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
-                f"L1 has {self._arena_bytes} bytes, and {sum(floors)} of them are others' floors: "
-                f"{max(0, self._arena_bytes - sum(floors))} are left",
-                left_bytes=max(0, self._arena_bytes - sum(floors)),
+                f"L1 has {exact_size(self._arena_bytes)}, of which {exact_size(sum(floors))} are "
+                f"others' floors: {exact_size(left_bytes)} are left",
+                left_bytes=left_bytes,
             )
         if len(known) >= MAX_QUOTAS:
             raise RequestError(ErrorCode.LIMIT_EXCEEDED, f"there are at most {MAX_QUOTAS} quotas")

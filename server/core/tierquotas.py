@@ -13,6 +13,7 @@ from server.core.config import SECOND_NS
 from server.core.tiers.parts import Share, pack_quotas
 from server.core.tiers.tier import Tier
 from server.core.tiers.tiers import Tiers
+from server.sizes import exact_size
 
 AGAIN_NS = SECOND_NS
 """After how long a tier is told again that could not take what it was told."""
@@ -64,8 +65,8 @@ class TierQuotas:
         if change.floor_bytes > left_bytes:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
-                f"floors in the tier {tier.name} are at most {tier.shared_bytes} bytes, 7/8 of its "
-                f"size: {max(0, left_bytes)} are left",
+                f"floors in the tier {tier.name} are at most {exact_size(tier.shared_bytes)}, 7/8 "
+                f"of its size: {exact_size(max(0, left_bytes))} are left",
                 left_bytes=max(0, left_bytes),
             )
 

@@ -150,6 +150,7 @@ class Keeper:
         self._stopping = threading.Event()
         self._abandoning = threading.Event()
         self._refusal = ""
+        self._has_said_why = False
         self._waits_since_ns = 0
         self._lock = threading.Lock()
         self._channel: socket.socket | None = None
@@ -227,7 +228,7 @@ class Keeper:
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopping.is_set():
             begun_ns = clock.now_ns()
-            self._refusal = ""
+            self._refusal, self._has_said_why = "", False
             try:
                 self._one_life()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one may live
@@ -362,7 +363,7 @@ class Keeper:
             refusal = self._role.refusal(packet)
             if refusal is None:
                 return packet
-            self._refusal = refusal
+            self._refusal, self._has_said_why = refusal, True
         except (OSError, ValueError) as error:
             _log.error("%s did not start: %s", self._role.label, error)
             self._refusal = str(error)
@@ -429,9 +430,11 @@ class Keeper:
                 child.kill()
                 continue
             if not self._stopping.is_set():
-                # Of one that said why it cannot work, the reason is told, at a bounded rate.
+                # Of one that cannot work the reason is told, at a bounded rate. Where it said so
+                # itself, that it was ended for it would look as if something had crashed.
                 is_told = self._refusal and self._role.refused(self._refusal) is not None
                 level = logging.INFO if is_told else logging.WARNING
+                level = logging.DEBUG if is_told and self._has_said_why else level
                 _log.log(level, "%s (pid %d) ended with %d", self._role.label, child.pid, code)
             return True
         return False

@@ -8,6 +8,7 @@ the main thread; ``PorterRole`` in the keepers' threads.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -42,6 +43,8 @@ from server.shell.reports import (
 )
 from server.tierspec import TierSpec, to_json
 
+_log = logging.getLogger("kvkeep.server")
+
 MODULE = "server.porter.main"
 
 MAX_BACKOFF_S = 10.0
@@ -69,6 +72,16 @@ def porter_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return own
 
 
+def _is_new(folder: str) -> bool:
+    """Whether there is nothing in a folder yet."""
+    try:
+        return not os.listdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # its porter says what is wrong with it
+
+
 class PorterRole:
     """A porter as its keeper sees it.
 
@@ -91,6 +104,7 @@ class PorterRole:
         self._tier = tier
         self._spec = spec
         self._module = module
+        self._new_ledger = ""
 
     def command(self, fd: int) -> list[str]:
         """What to run."""
@@ -102,6 +116,8 @@ class PorterRole:
 
     def greet(self, channel: socket.socket) -> None:
         """Tells it what its tier is."""
+        folder = str(self._spec.options.get("ledger", ""))
+        self._new_ledger = folder if folder and _is_new(folder) else ""
         channel.send(pack_command(Command(Kind.CONFIGURE, 0, text=to_json(self._spec))))
 
     def receive(self, channel: socket.socket) -> bytes:
@@ -119,6 +135,9 @@ class PorterRole:
         """It has opened its tier."""
         answer = unpack_answer(packet)
         self.was_tried.set()
+        if self._new_ledger:
+            text = "is new, and what was written to the store before counts for nobody"
+            _log.info("ledger_new: %s: ledger=%s %s", self._spec.name, self._new_ledger, text)
         return PorterReady(self._tier, pid, channel, answer.used_bytes, answer.capacity_bytes)
 
     def answered(self, packet: bytes) -> Report:

@@ -39,3 +39,8 @@ def test_a_long_value_is_cut_in_the_error() -> None:
 def test_what_is_formatted_reads_back(num_bytes: int) -> None:
     shown = sizes.format_size(num_bytes).replace(" bytes", "").replace(" ", "")
     assert sizes.parse_size("x", shown) == num_bytes
+
+
+def test_a_size_that_no_unit_divides_has_its_bytes_behind_it() -> None:
+    found = [sizes.exact_size(num_bytes) for num_bytes in (7, 40 * MIB, 40 * MIB + 1)]
+    assert found == ["7 bytes", "40 MiB", "40.0 MiB (41943041 bytes)"]

@@ -22,6 +22,19 @@ _PAUSE_S = 0.02
 _MAX_OWNER_BYTES = 200
 
 
+class InUseError(TierError):
+    """Somebody else has the folder.
+
+    Args:
+        text: for people.
+        owner: who, in parentheses and behind a space; empty where the file does not say.
+    """
+
+    def __init__(self, text: str, owner: str) -> None:
+        super().__init__(text)
+        self.owner = owner
+
+
 class Hold:
     """The lock, until ``release``."""
 
@@ -34,7 +47,7 @@ class Hold:
             dying_s: how long to wait for an owner that is about to go.
 
         Raises:
-            TierError: another process holds it.
+            InUseError: another process holds it.
             OSError: the file cannot be made.
         """
         self._files = files
@@ -45,9 +58,10 @@ class Hold:
             if time.monotonic() >= give_up_s:
                 owner = _owner(self._fd)
                 files.close(self._fd)
-                raise TierError(
+                raise InUseError(
                     f"{folder} is in use by another server{owner}; give each a folder of its own, "
-                    "or layout=files where several share one"
+                    "or layout=files where several share one",
+                    owner,
                 )
             time.sleep(_PAUSE_S)
         self.prove()
@@ -73,7 +87,8 @@ class Hold:
         Raises:
             OSError: the file system takes no writes.
         """
-        owner = f"pid {os.getpid()}\n".encode().ljust(_MAX_OWNER_BYTES)
+        # The server has this process as its child, and is what an operator looks for.
+        owner = f"pid {os.getppid()}, its porter {os.getpid()}\n".encode().ljust(_MAX_OWNER_BYTES)
         self._files.pwritev(self._fd, [memoryview(owner)], 0)
         self._files.sync(self._fd)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from server.tiers.disk.files import Files
-from server.tiers.disk.hold import DYING_S, Hold
+from server.tiers.disk.hold import DYING_S, Hold, InUseError
 from server.tiers.interface import TierError
 
 STORE = "store"
@@ -47,9 +47,9 @@ def held(files: Files, folder: str, store: str, dying_s: float = DYING_S) -> Hol
 def _hold(files: Files, folder: str, dying_s: float) -> Hold:
     try:
         return Hold(files, folder, dying_s)
-    except TierError:
-        text = "is in use by another server, or by another tier: each wants a folder of its own"
-        raise TierError(f"ledger={folder} {text}") from None
+    except InUseError as error:
+        text = f"is in use by another server{error.owner}, or by another tier"
+        raise TierError(f"ledger={folder} {text}: each wants a folder of its own") from None
 
 
 def _compare(path: str, folder: str, store: str) -> None:

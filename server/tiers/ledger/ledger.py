@@ -88,6 +88,7 @@ class Ledger:
         self._salts: tuple[bytes, ...] = ()
         self._told: tuple[tuple[tuple[bytes, int], ...], ...] = ((), ())
         self._pages: Pages | None = None
+        self._is_gone = False
         self._hold = held(self._files, folder, store)
         try:
             book = self._open()
@@ -346,6 +347,7 @@ class Ledger:
             LedgerError: it cannot be.
         """
         with self._held(self.ask_wait_s):
+            self._look_whether_gone()
             pages, has_room = self._pages, self.notes.has_room_for_unsure()
             if pages is not None and pages.is_open:
                 pages.try_out()
@@ -377,6 +379,7 @@ class Ledger:
 
     def _settled(self) -> Book:
         """The book, with what was noted meanwhile."""
+        self._look_whether_gone()
         pages = self._pages
         if pages is None or not pages.is_open:
             raise LedgerError(f"ledger={self._folder} cannot be written")
@@ -390,6 +393,14 @@ class Ledger:
             raise
         return book
 
+    def _look_whether_gone(self) -> None:
+        # What were entered now the next porter would not find.
+        if self._is_gone:
+            raise LedgerError(
+                f"ledger={self._folder} was moved or removed: put it back, or restart the server, "
+                "for which all that was written before counts for nobody"
+            )
+
     # --- files ----------------------------------------------------------------------------
 
     def _write(self, changes: Sequence[Change]) -> None:
@@ -402,6 +413,7 @@ class Ledger:
 
     def _step(self) -> bool:
         """Commits; whether there was anything to commit."""
+        self._is_gone = not self._hold.is_held()
         with self._lock:
             try:
                 self._settled()

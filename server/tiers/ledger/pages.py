@@ -7,6 +7,7 @@ know: tenants, stores. Runs in: the porter; the ledger's lock guards it.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from itertools import islice
@@ -21,6 +22,11 @@ from server.tiers.ledger.rows import Change
 MAX_LOG_BYTES = 8 << 20
 """With more in the log the next change waits for a commit."""
 
+STOPPED = "nothing is written to the store until then"
+"""Goes on from why a ledger cannot be written, and what to do."""
+
+_MAKE_ROOM = "make room on its file system"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SLICE = 4096
 _LEAST_ROOM_BYTES = 16 << 20
 """With less, a commit may not fit."""
@@ -48,7 +54,8 @@ class Pages:
 
     Attributes:
         book: for looking only.
-        trouble: why nothing could be appended when that was tried last; empty for none.
+        trouble: why something could not be appended; empty again after a ``try_out`` that went
+            well. A change that is short may find room where others do not.
     """
 
     def __init__(self, files: Files, folder: str, max_values: int, troubles: Troubles) -> None:
@@ -110,7 +117,6 @@ class Pages:
             self._log.append(changes)
         except OSError as error:
             raise self._full(error) from None
-        self.trouble = ""
         try:
             self.book.apply(changes)
         except BookUnusableError as error:
@@ -132,9 +138,15 @@ class Pages:
             self.trouble = ""
 
     def _full(self, error: OSError) -> LedgerError:
-        self.trouble = error.strerror or type(error).__name__
-        self._troubles.tell("ledger", self.trouble)
-        return LedgerError(f"ledger={self._folder} cannot be written: {self.trouble}")
+        why = error.strerror or type(error).__name__
+        self.trouble = f"{why}: {_MAKE_ROOM}" if error.errno in _NO_ROOM else why
+        return self._told(self.trouble)
+
+    def _told(self, why: str) -> LedgerError:
+        text = f"ledger={self._folder} cannot be written: {why}"
+        # The server's log has one line of a tier in some seconds: this one has to say it all.
+        self._troubles.tell("ledger", f"{text}; {STOPPED}")
+        return LedgerError(text)
 
     def commit(self, clock: int) -> None:
         """Returns when all is on the disk.
@@ -155,9 +167,8 @@ class Pages:
 
     def _lost(self, error: Exception) -> LedgerError:
         why = "; ".join(filter(None, (str(error), _shortage(self._files, self._folder))))
-        self._troubles.tell("ledger", why)
         self.close()
-        return LedgerError(f"ledger={self._folder} cannot be written: {why}")
+        return self._told(why)
 
     def close(self) -> None:
         """Closes both. Idempotent."""
@@ -173,7 +184,7 @@ def _shortage(files: Files, folder: str) -> str:
         is_full = files.room(folder)[1] < _LEAST_ROOM_BYTES
     except OSError:
         return ""
-    return "its file system is full, or nearly" if is_full else ""
+    return f"its file system is full, or nearly: {_MAKE_ROOM}" if is_full else ""
 
 
 def _bring_up(book: Book, log: Log) -> None:

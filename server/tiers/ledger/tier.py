@@ -27,7 +27,7 @@ from server.tiers.interface import (
     Touching,
 )
 from server.tiers.ledger.ledger import Ledger
-from server.tiers.ledger.pages import LedgerBusyError, LedgerError
+from server.tiers.ledger.pages import STOPPED, LedgerBusyError, LedgerError
 from server.tiers.ledger.rows import Wanted, pack_name, unpack_name
 
 ROUNDS = 3
@@ -254,7 +254,7 @@ class LedgerTier:
                 is_free = False
                 trouble = f"{error}: writes to the store wait" if error.still_s >= STILL_S else ""
             except LedgerError as error:
-                trouble = f"{error}: nothing is written to the store"
+                trouble = f"{error}; {STOPPED}"
         shares, salts = self._ledger.shares(is_free)
         return replace(
             found,

@@ -84,8 +84,8 @@ def test_a_tier_that_could_not_be_told_is_told_again() -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (change(101), "at most 100 bytes, 7/8 of its size: 70 are left"),
-        (change(71), "70 are left"),
+        (change(101), "at most 100 bytes, 7/8 of its size: 70 bytes are left"),
+        (change(71), "70 bytes are left"),
         (change(1, tier="valkey"), "keeps no quotas: .* ledger=/a/folder"),
         (change(0, 1, tier="valkey"), "keeps no quotas"),
         (change(1, tier="s3"), "no floors, .* a limit, so that all fit together"),

@@ -119,6 +119,21 @@ def test_why_one_cannot_be_used_is_told(reports: Reports, script: str, told: str
     assert all(told in reason for reason in reasons), reasons
 
 
+@pytest.mark.parametrize(
+    ("script", "is_said"), [("s.send(b'no room')", False), ("s.close()", True)]
+)
+def test_how_one_ended_is_said_unless_it_told_why_itself(
+    reports: Reports, caplog: pytest.LogCaptureFixture, script: str, is_said: bool
+) -> None:
+    caplog.set_level("INFO", logger="kvkeep.server")
+    keeper = Keeper(ScriptRole(script), reports.reporter)
+    keeper.start()
+    for _ in range(2):
+        reports.wait_for(PorterRefused)
+    assert keeper.stop(10)
+    assert any("ended with" in line for line in caplog.messages) == is_said
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_one_that_ends_before_it_is_greeted_is_heard_all_the_same(
     reports: Reports, is_late: bool

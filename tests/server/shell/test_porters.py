@@ -13,10 +13,10 @@ import pytest
 
 from protocol.ids import Epoch
 from server.core.effects import JobId, TierHealth, TierId
-from server.porter.wire import Kind
+from server.porter.wire import Answer, Kind, pack_answer
 from server.shell import clock, parties
 from server.shell.parties import Parties, Party, Surroundings
-from server.shell.porters import Porters, porter_environment
+from server.shell.porters import PorterRole, Porters, porter_environment
 from server.shell.reports import (
     PorterAnswered,
     PorterGone,
@@ -25,7 +25,7 @@ from server.shell.reports import (
     PorterRefused,
     PorterStuck,
 )
-from server.tierspec import TierSpec
+from server.tierspec import TierSpec, parse
 from tests.faults.undying import Undying
 from tests.server.porter.process import MODULE, spec
 from tests.server.shell.reporting import Reports
@@ -91,6 +91,25 @@ def test_one_that_is_killed_is_seen_dead_before_the_next_one_starts(
     assert all(is_alive() for is_alive in porters.threads().values())
     assert porters.stop(10)
     assert not is_alive(second.pid)
+
+
+def test_a_ledger_that_begins_at_nothing_is_said_and_one_that_was_there_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kvkeep.server")
+    folder = tmp_path / "ledger"
+    packet = pack_answer(Answer(Kind.READY, 0))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for url in (f"valkey://a:1?ledger={folder}", "valkey://a:1"):
+            role = PorterRole(ZERO, parse(url))
+            for _ in range(2):
+                role.greet(ours)
+                folder.mkdir(exist_ok=True)
+                (folder / "store").touch()
+                role.ready(packet, 1, ours)
+    (line,) = caplog.messages
+    assert line.startswith(f"ledger_new: valkey: ledger={folder} is new")
 
 
 def test_one_that_is_stopped_is_killed_after_the_limit(reports: Reports, start: Start) -> None:

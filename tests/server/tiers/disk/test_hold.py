@@ -24,10 +24,13 @@ time.sleep(60)
 """
 
 
+WHO = rf"in use by another server \(pid {os.getppid()}, its porter {os.getpid()}\); give each"
+
+
 def test_one_at_a_time(tmp_path: Path) -> None:
     hold = Hold(Files(), str(tmp_path))
     began_s = time.monotonic()
-    with pytest.raises(TierError, match=rf"in use by another server \(pid {os.getpid()}\)"):
+    with pytest.raises(TierError, match=WHO):
         Hold(Files(), str(tmp_path), dying_s=0.1)
     assert time.monotonic() - began_s < 2.0
     hold.release()
@@ -40,7 +43,7 @@ def test_it_goes_with_a_killed_owner(tmp_path: Path) -> None:
     )
     assert owner.stdout is not None
     assert owner.stdout.readline() == "held\n"
-    with pytest.raises(TierError, match=rf"pid {owner.pid}"):
+    with pytest.raises(TierError, match=rf"pid {os.getpid()}, its porter {owner.pid}\)"):
         Hold(Files(), str(tmp_path), dying_s=0.0)
     owner.kill()
     Hold(Files(), str(tmp_path)).release()

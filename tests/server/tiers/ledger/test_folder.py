@@ -1,5 +1,6 @@
 """A ledger's folder is one server's, and one store's."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from server.tiers.disk.files import Files
 from server.tiers.interface import TierError
 from server.tiers.ledger.folder import held
+
+WHO = rf"server \(pid {os.getppid()}, its porter {os.getpid()}\), .* each wants a folder of its own"
 
 
 def test_it_is_made_and_given_back(tmp_path: Path) -> None:
@@ -24,7 +27,7 @@ def test_only_the_last_folder_is_made(tmp_path: Path) -> None:
 
 def test_another_server_is_told_to_have_its_own(tmp_path: Path) -> None:
     first = held(Files(), str(tmp_path), "s3://bucket")
-    with pytest.raises(TierError, match="each wants a folder of its own"):
+    with pytest.raises(TierError, match=WHO):
         held(Files(), str(tmp_path), "s3://bucket", dying_s=0.0)
     first.release()
 

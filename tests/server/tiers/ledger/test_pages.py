@@ -64,12 +64,17 @@ def test_where_the_log_has_no_room_nothing_changes(tmp_path: Path) -> None:
     files = FullFiles()
     pages = opened(tmp_path, files)
     files.is_full = True
-    with pytest.raises(LedgerError, match="No space"):
+    with pytest.raises(LedgerError, match="No space left on device: make room on its file system"):
         pages.write([(packed(1), ROW)], 1)
     assert (pages.book.count, pages.is_open) == (0, True)
+    with pytest.raises(LedgerError, match="No space"):
+        pages.try_out()
     files.is_full = False
     pages.write([(packed(1), ROW)], 1)
     assert pages.book.count == 1
+    assert "No space" in pages.trouble, "a short change may find room where others do not"
+    pages.try_out()
+    assert not pages.trouble
     pages.close()
 
 
@@ -110,7 +115,7 @@ def test_a_full_file_system_is_named_where_lmdb_says_that_input_and_output_faile
         raise BookUnusableError("mdb_txn_commit: Input/output error")
 
     monkeypatch.setattr(Book, "commit", broken)
-    with pytest.raises(LedgerError, match="error; its file system is full, or nearly"):
+    with pytest.raises(LedgerError, match="error; its file system is full, or nearly: make"):
         opened(tmp_path, SmallFiles())
     with pytest.raises(LedgerError, match="output error; where that stays so move the folder"):
         opened(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.server.tiers.ledger.rig import (
     part,
     rows,
 )
+from tests.wire.process import wait_until
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, LOCKED, OVER = Status
 
@@ -125,7 +127,7 @@ def _unwritable(*words: object) -> None:
 
 
 def test_a_full_disk_is_warned_of_as_long_as_it_is_full(
-    begun: Open, monkeypatch: pytest.MonkeyPatch
+    begun: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier, _ = begun()
     put(tier, A, 1)
@@ -135,11 +137,34 @@ def test_a_full_disk_is_warned_of_as_long_as_it_is_full(
         for _ in range(3):  # nobody writes meanwhile
             health = tier.health()
             assert health.ok
-            assert "No space left on device: nothing is written to the store" in health.warning
+            assert FULL in health.warning
         assert tier.batch_get_into([part(1)]) == [OK]
+    assert FULL in caplog.messages[0], "the log has it in one line, and with the first write"
     assert not tier.health().warning
     assert put(tier, A, 2) == [OK]
     assert set(rows(tier)) == {name(1), name(2)}
+
+
+FULL = (
+    "cannot be written: No space left on device: make room on its file system; "
+    "nothing is written to the store until then"
+)
+
+
+def test_a_folder_that_was_moved_stops_writes_until_it_is_back(begun: Open, tmp_path: Path) -> None:
+    tier, store = begun()
+    put(tier, A, 1)
+    folder = tmp_path / "ledger"
+    folder.rename(tmp_path / "away")
+    assert wait_until(lambda: "moved or removed" in tier.health().warning, 20.0, 0.05)
+    assert "put it back, or restart the server" in tier.health().warning
+    assert put(tier, A, 2) == [OVER]
+    assert tier.batch_get_into([part(1)]) == [OK]
+    assert len(store.put) == 1, "what the next porter would not find"
+    (tmp_path / "away").rename(folder)
+    assert wait_until(lambda: not tier.health().warning, 20.0, 0.05)
+    assert put(tier, A, 3) == [OK]
+    assert set(rows(tier)) == {name(1), name(3)}
 
 
 def _no_room(*words: object) -> int:
