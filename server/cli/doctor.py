@@ -11,12 +11,14 @@ import os
 
 import click
 
+from server.cli import reaching
+
 EXIT_BROKEN = 1
 
 
 @click.command(name="doctor")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
-def command(as_json: bool) -> None:
+@reaching.options
+def command(endpoint: str | None, as_json: bool) -> None:
     """Try what kvkeep needs of this machine and its GPUs.
 
     Run it where the server runs and where each engine runs, containers included. It allocates a
@@ -26,7 +28,7 @@ def command(as_json: bool) -> None:
     from server.cli import findings, gpucheck, hostcheck, presetcheck, setupcheck, tiercheck
 
     found = hostcheck.findings(os.environ)
-    found += setupcheck.findings(os.environ)
+    found += setupcheck.findings(os.environ, endpoint)
     found += tiercheck.findings(os.environ)
     found += presetcheck.findings()
     found += gpucheck.findings(os.environ, gpucheck.driver())

@@ -39,16 +39,17 @@ FIRST_USER = 1000
 """Users below are the system's, whose files stay. Source: systemd, SYSTEM_UID_MAX."""
 
 
-def findings(environ: Mapping[str, str]) -> list[Finding]:
+def findings(environ: Mapping[str, str], endpoint: str | None = None) -> list[Finding]:
     """Everything about the set-up, as this process sees it.
 
     Args:
         environ: of this process.
+        endpoint: where to look for the server, as typed; None for where ``launch`` would listen.
     """
     found = [versions()]
     try:
         gathering.refuse_unknown(environ)
-        gathered = gathering.gather({}, environ)
+        gathered = gathering.gather({"endpoint": endpoint}, environ)
         settings = config.parse(gathered, environ)
         fitting.check_tiers(settings.tiers)
     except ConfigError as error:
@@ -57,7 +58,8 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     given = ", ".join(f"{key} (from {one.source})" for key, one in gathered.values.items())
     found.append(Finding(Level.OK, "settings", f"set: {given}" if given else "all at defaults"))
     found += [Finding(Level.NOTE, "settings", note) for note in gathered.notes]
-    source = gathered.values["endpoint"].source if "endpoint" in gathered.values else ""
+    is_set = "endpoint" in gathered.values and endpoint is None
+    source = gathered.values["endpoint"].source if is_set else ""
     answered = servercheck.findings(settings, source, environ)
     found += [*answered, *servercheck.engines(settings, environ)]
     if (answered[0].about, answered[0].level) == (servercheck.ABOUT, Level.NOTE):  # none is there

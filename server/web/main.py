@@ -8,6 +8,7 @@ server's inside. Runs in: its own process; this module in its main thread.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -97,6 +98,8 @@ def main(side: str, listen: Listen, parent: int | None) -> None:
     except OSError as error:
         number = error.errno or 0  # below 0: of a name that leads nowhere
         why = os.strerror(number) if number > 0 else error.strerror
+        if number == errno.EADDRINUSE:
+            why = f"{why}: ss -ltnp 'sport = :{listen.port}' names who has it"
         click.echo(f"kvkeep: no pages at {listen.netloc()}: {why}", err=True)
         raise SystemExit(EXIT_CANNOT_LISTEN) from None
     turns = {} if parent is None else {_BESIDE_FDS: _Turns(Heartbeat(sys.stdout.fileno()))}

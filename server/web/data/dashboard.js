@@ -188,13 +188,14 @@
     const serving = engines.filter((engine) => engine.state === "serving").length;
     const lookup = status ? status.latency.ops.LOOKUP : undefined;
     const gone = status ? fewer("instances", stats.instances || 0, 300) : 0;
+    const processes = status ? engines.length + status.engines_more : 0;
     byId("tiles").replaceChildren(
       tile("Hit ratio, 5 min", asked && asked.rise ? percent(hits.rise / asked.rise) : "–",
         asked && asked.rise ? `of ${whole(asked.rise)} tokens asked for` : "nothing was asked for"),
       tile("Cached in L1", bytes(held), `of ${bytes(stats.arena_bytes || 0)}, ${whole(stats.chunks || 0)} chunks`),
       tile("Engines", status ? whole(serving) : whole(stats.instances || 0),
-        status ? `serving, of ${counted(engines.length + status.engines_more, "process", "processes")} here` +
-          (gone ? `; ${whole(gone)} fewer than within 5 min` : "") : "registered"),
+        status ? (processes ? `serving, of ${counted(processes, "process", "processes")} here` : "none is connected") +
+          (gone ? `; ${whole(gone)} left in the last 5 min` : "") : "registered"),
       tile("Requests a second", requests ? rate(requests.rise / requests.passed) : "–", `${whole(stats.requests || 0)} in all`),
       tile("Evicted a second", evicted ? rate(evicted.rise / evicted.passed) : "–", `${whole(EVICTED.reduce((sum, name) => sum + (stats[name] || 0), 0))} chunks in all`),
       tile("LOOKUP, p99", lookup ? took(lookup.p99_us) : "–", lookup ? `of ${whole(lookup.recent)}, 5 min` : "none so far"),

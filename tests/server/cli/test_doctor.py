@@ -47,6 +47,20 @@ def test_without_cuda_it_says_so_and_looks_at_the_rest(monkeypatch: pytest.Monke
     assert "open files" in shown.output
 
 
+def test_the_server_is_looked_for_where_it_is_said_to_be(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpucheck, "driver", lambda: Driver("", {}))
+    monkeypatch.setattr(gpucheck, "ask", lambda arguments: {"devices": [], "error": "no package"})
+    monkeypatch.setenv("KVKEEP_ENDPOINT", f"ipc://{short_dir}/set")
+    code, found = run("--endpoint", f"ipc://{short_dir}/typed")
+    assert (code, of(found, "settings")) == (0, "set: endpoint (from command line)")
+    assert f"none at ipc://{short_dir}/typed" in of(found, "server")
+    code, found = run("--server", "nonsense")
+    assert code == 1
+    assert "nonsense" in of(found, "settings")
+
+
 def test_a_driver_without_a_usable_device_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpucheck, "driver", lambda: Driver("570.1", {}))
     monkeypatch.setattr(gpucheck, "ask", lambda arguments: {"devices": [], "error": "no package"})

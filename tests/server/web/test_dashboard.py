@@ -255,7 +255,7 @@ def test_several_troubles_are_named_above_all_else(
         assert "nothing listens there" in tiers
         assert "silent 9 s" in tiers
         assert ": it is full" in tiers
-        assert " fewer than within 5 min" in text("tiles")
+        assert " left in the last 5 min" in text("tiles")
         assert "at its limit" in text("quotas").split("1.0 MiB")[0], "it is the first row"
         assert "128 quotas, 112 of them not shown" in text("quotas")
         page.picture(build_dir / f"dashboard-troubles-{width}-{'dark' if is_dark else 'light'}.png")

@@ -106,7 +106,8 @@ def test_a_port_that_is_taken_is_one_clear_line(short_dir: Path) -> None:
             check=False,
         )
     assert done.returncode == EXIT_CANNOT_LISTEN
-    assert done.stderr == f"kvkeep: no pages at 127.0.0.1:{port}: Address already in use\n"
+    who = f"ss -ltnp 'sport = :{port}' names who has it"
+    assert done.stderr == f"kvkeep: no pages at 127.0.0.1:{port}: Address already in use: {who}\n"
     assert done.stdout == ""
 
 
