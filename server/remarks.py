@@ -6,7 +6,7 @@ how it is shown. Runs in: the process of the command line; the threads that serv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from protocol.messages import StatusReply
 from protocol.quotas import QuotaRow
@@ -42,7 +42,9 @@ def remarks(
     if stats.get("complaint_arena_removed", 0):
         told.append(REMOVED)
     told += _pins(status.namespaces, stats.get("arena_bytes", 0))
-    limited = list(_limited(quotas))
+    # Of a tier that cannot do what it should nobody knows what makes room there.
+    troubled = {one.name for one in status.tiers if one.warning or one.state != "up"}
+    limited = list(_limited(quotas, troubled))
     told += limited[:MAX_TENANTS]
     if len(limited) > MAX_TENANTS:
         one, several = "more quota is at its limit", "more quotas are at their limits"
@@ -71,12 +73,10 @@ def _pins(spaces: Sequence[NamespaceStatus], arena_bytes: int) -> Iterator[str]:
         )
 
 
-def _limited(quotas: Sequence[QuotaRow]) -> Iterator[str]:
+def _limited(quotas: Sequence[QuotaRow], troubled: Container[str]) -> Iterator[str]:
     for row in filter(is_at_limit, quotas):
         kind, _, digits = tenant_name(row.kind, row.tenant).partition("/")
         name = f"{kind}/{digits[:_NAME_DIGITS]}"
         where = row.tier or "L1"
-        yield (
-            f"{name} is at its limit of {format_size(row.limit_bytes)} in {where}: "
-            "what it stores replaces its own"
-        )
+        then = "" if row.tier in troubled else ": what it stores replaces its own"
+        yield f"{name} is at its limit of {format_size(row.limit_bytes)} in {where}{then}"

@@ -58,6 +58,19 @@ def test_a_tenant_at_its_limit_is_named_as_far_as_labels_name_it() -> None:
     assert not is_at_limit(replace(QUOTA, held_bytes=MIB * 75 // 10))
 
 
+def test_a_tier_in_trouble_is_not_said_to_replace_anything() -> None:
+    below = replace(QUOTA, tier="far")
+    for far in (
+        replace(TIER, name="far", warning="it is full"),
+        replace(TIER, name="far", state="down"),
+    ):
+        lines = remarks(reply(tiers=(TIER, far)), STATS, (below, QUOTA))
+        assert lines[-2:] == [
+            "salt/5a5a5a5a5a5a is at its limit of 8 MiB in far",
+            "salt/5a5a5a5a5a5a is at its limit of 8 MiB in L1: what it stores replaces its own",
+        ]
+
+
 def test_many_at_their_limit_are_counted() -> None:
     lines = remarks(reply(), STATS, (QUOTA,) * (MAX_TENANTS + 5))
     assert len(lines) == MAX_TENANTS + 1
