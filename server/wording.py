@@ -1,7 +1,6 @@
 """Numbers of things, in words that fit one of them, too.
 
-Must not know: what is counted. Runs in: the process of the command line; the threads that serve
-pages.
+Must not know: what is counted. Runs in: any process, whichever thread has something to say.
 """
 
 from __future__ import annotations

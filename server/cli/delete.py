@@ -12,6 +12,7 @@ import click
 from server.cli import prefixes, reaching
 from server.cli.inspect import held
 from server.cli.tables import unforgotten
+from server.wording import counted
 
 if TYPE_CHECKING:
     from server.asking import Asker
@@ -184,9 +185,10 @@ def told_of_salt(document: dict[str, Any]) -> str:
     most = "at least " if document["at_least"] else ""
     after, away = document["found_after"], document["tiers_away"]
     values, pending = document["tier_values"], document["tiers_pending"]
-    lines = [f"deleted {document['deleted']} chunks from L1"]
+    lines = [f"deleted {counted(document['deleted'], 'chunk')} from L1"]
     lines += [
-        f"deleted {most}{number} values from {name}" for name, number in sorted(values.items())
+        f"deleted {most}{counted(number, 'value')} from {name}"
+        for name, number in sorted(values.items())
     ]
     for name in document["tiers_unknown"]:
         why = "cannot tell whose its values are, or not in time"
@@ -194,7 +196,7 @@ def told_of_salt(document: dict[str, Any]) -> str:
             why = f"cannot be asked now ({away[name]})"
         lines.append(f"{name} {why}: of it goes what the others named")
     lines.append(
-        f"asked again: {after} are there; they were stored anew, or are not forgotten yet"
+        f"asked again: {counted(after, 'is', 'are')} there, stored anew or not forgotten yet"
         if after
         else "asked again: nothing of it is found"
     )
@@ -260,11 +262,12 @@ def _delete(asker: Asker, meant: prefixes.Resolved, first: int) -> dict[str, Any
 def told(document: dict[str, Any]) -> str:
     """What came of it, for people."""
     lines = [
-        f"deleted {document['deleted']} chunks of {document['prompts']} prompts from L1, with what "
-        "continued them",
+        f"deleted {counted(document['deleted'], 'chunk')} of "
+        f"{counted(document['prompts'], 'prompt')} from L1, with what continued them",
         "asked again: nothing of them is found"
         if not document["found_after"]
-        else f"asked again: {document['found_after']} chunks are there; they were stored anew",
+        else f"asked again: {counted(document['found_after'], 'chunk is', 'chunks are')} there, "
+        "stored anew",
     ]
     if document["tiers_pending"]:
         lines.append(

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.wording import counted
+
 MIN_WIDTH, PIPED_WIDTH = 40, 160
 _GAP = 3
 _SPARE = 2  # rich before 14.3 pads the first and the last column at the edges, too
@@ -39,7 +41,7 @@ def unforgotten(count: int) -> str:
     Args:
         count: of them.
     """
-    return f"{count} tier{' has' if count == 1 else 's have'} not forgotten yet"
+    return f"{counted(count, 'tier has', 'tiers have')} not forgotten yet"
 
 
 def width() -> int:

@@ -17,6 +17,7 @@ from server.core.index import ChunkIndex
 from server.core.namespaces import Owner
 from server.core.tiers.runs import Run
 from server.core.tiers.tier import Tier
+from server.wording import counted
 
 SHOWN = 4
 """Namespaces that are named to somebody who asked for one that is none."""
@@ -161,8 +162,10 @@ class Warm:
             nothing = "no tier knows this namespace" if self.keys else "no tier lists anything"
             return self.trouble or nothing
         if self.missed:
-            what = "were not found" if self.keys else "could not be read"
-            text = f"{self.missed} chunks {what}"
+            one, several = "chunk was not found", "chunks were not found"
+            if not self.keys:
+                one, several = "chunk could not be read", "chunks could not be read"
+            text = counted(self.missed, one, several)
             return f"{text}: {self.trouble}" if self.trouble else text
         return "all that was wanted is there" if self.keys else "all that tiers list is there"
 

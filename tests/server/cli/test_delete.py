@@ -45,7 +45,7 @@ def test_one_prompt_goes_and_what_others_share_stays(holding: Cached) -> None:
     shown = holding.run("delete", "--tokens", holding.file(SYSTEM), *name)
     assert shown.exit_code == 0
     assert shown.output.splitlines() == [
-        "deleted 4 chunks of 1 prompts from L1, with what continued them",
+        "deleted 4 chunks of 1 prompt from L1, with what continued them",
         "asked again: nothing of them is found",
     ]
     assert held(holding, FIRST, SECOND) == [0, 0]
@@ -170,7 +170,7 @@ def test_what_of_a_salt_may_be_left_is_said() -> None:
         "deleted at least 2 values from disk",
         "s3 cannot tell whose its values are, or not in time: of it goes what the others named",
         "valkey cannot be asked now (a check-up failed): of it goes what the others named",
-        "asked again: 3 are there; they were stored anew, or are not forgotten yet",
+        "asked again: 3 are there, stored anew or not forgotten yet",
         "1 tier has not forgotten yet: what it has is not counted above; ask again later",
     ]
     two = told_of_salt(document | {"tiers_pending": 2}).splitlines()
@@ -180,7 +180,7 @@ def test_what_of_a_salt_may_be_left_is_said() -> None:
 def test_what_is_not_over_yet_is_said() -> None:
     document = {"deleted": 1, "prompts": 1, "found_after": 2, "tiers_pending": 1}
     lines = told(document).splitlines()
-    assert lines[1] == "asked again: 2 chunks are there; they were stored anew"
+    assert lines[1] == "asked again: 2 chunks are there, stored anew"
     assert lines[2].startswith("1 tier has not forgotten yet")
 
 

@@ -143,7 +143,7 @@ def test_one_prefix_whether_or_not_the_tier_can_list() -> None:
     tier.described = None
     reply = bench.warm(fingerprint=name, keys=b"".join([*keys, *chain("y", 9)[8:]]))
     assert (reply.held, reply.loaded, reply.missed) == (5, 3, 1)
-    assert reply.reason == "1 chunks were not found"
+    assert reply.reason == "1 chunk was not found"
     assert bench.engine().lookup(keys).ready == 8
 
 
