@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from protocol.messages import (
@@ -86,6 +87,7 @@ def test_quotas_outlive_an_arena_that_holds_nothing(
         with connect(server) as engine:
             rows(engine, floor)
             rows(engine, below)
+            rows(engine, msgspec.structs.replace(below, tenant=OTHER))
             assert save_as(engine, SALT, 1) == CHUNKS
             deleted = engine.wire.call(DeleteSalt(tenant=SALT), DeleteSaltReply)
             assert deleted.chunks == CHUNKS
@@ -93,14 +95,18 @@ def test_quotas_outlive_an_arena_that_holds_nothing(
         assert server.terminate() == 0
         assert "quotas_kept" in server.log()
     assert {path.name for path in arena.iterdir()} <= {"quotas", "owed"}
+    with launch(short_dir, arena) as server:  # without the tier: both of it are lost, in one line
+        (line,) = (line for line in server.log().splitlines() if "quota_lost" in line)
+        assert line.count("in disk: ") == 2
+        assert server.terminate() == 0
     more = ("--arena-at-exit", "remove")
     with launch(short_dir, arena, *tier, *more) as server:
         with connect(server) as engine:
             reply = engine.wire.call(Quotas(), QuotasReply)
-            kept = {row.tier: row.floor_bytes for row in reply.quotas}
+            kept = [(row.tier, row.floor_bytes) for row in reply.quotas]
         let_go(engine)
-        assert kept == {"": 8 << 20, "disk": 1 << 20}
-        assert "quotas_adopted: 2 " in server.log()
+        assert kept == [("", 8 << 20), ("disk", 1 << 20), ("disk", 1 << 20)]
+        assert "quotas_adopted: 3 " in server.log()
         assert server.terminate() == 0
         assert "quotas_removed" in server.log()
     assert not (arena / "quotas").exists()
