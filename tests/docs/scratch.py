@@ -28,11 +28,11 @@ from tests.wire.ports import free_port
 LIMIT_S: Final = 100.0
 READY_S: Final = 20
 END_S: Final = 3
-LINKS: Final = ("adapter", "deploy", "protocol", "server", "tests")
+LINKS: Final = ("adapter", "deploy", "docs", "protocol", "server", "tests")
 #: Files that an operator has made before.
 FILES: Final = {"etc/kvkeep/s3": "access_key_id = a\nsecret_access_key = b\n"}
 FOLDERS: Final = (
-    *("etc/systemd/system", "etc/sysusers.d", "etc/tmpfiles.d", "etc/kvkeep", "build", "home"),
+    *("etc/systemd/system", "etc/kvkeep", "build", "home"),
     *("var/lib", "var/cache", "mnt/nvme", "bin", ".venv/bin"),
 )
 
@@ -167,7 +167,7 @@ class Scratch:
             command: as the page has it.
             ports: those of the page so far; a server's pages get a new one each time.
         """
-        text = re.sub(r"(?<![\w.])/(etc|var|mnt)/", rf"{self.folder}/\1/", command)
+        text = re.sub(r"(?<![\w.])/(etc|usr/share|var|mnt)/", rf"{self.folder}/\1/", command)
         text = text.replace("/run/kvkeep/", f"{self.short}/kvkeep/")
         if program(command) == "launch":
             text = re.sub(r"\b\d+[GT]\b", "64M", text)
