@@ -172,4 +172,4 @@ def test_floors_that_do_not_fit_end_the_start_with_one_line(short_dir: Path, shm
         command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
     assert ended.returncode == 2
-    assert "quota: L1 has 67108864 bytes" in ended.stderr
+    assert "quota: L1 has 64 MiB, of which" in ended.stderr
