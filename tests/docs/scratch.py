@@ -174,10 +174,19 @@ class Scratch:
         text = re.sub(r"\b64 ?(gb|GB)\b", "64MB", text).replace("9177", str(free_port()))
 
         def port(found: re.Match[str]) -> str:
-            return str(ports.setdefault(found[0], free_port()))
+            return str(ports.setdefault(found[0], paired_port()))
 
         text = re.sub(r"\b10\.0\.0\.\d\b", "127.0.0.1", text)
         return re.sub(r"\b(50051|50052|6379|8333|9333)\b", port, text)
+
+
+def paired_port() -> int:
+    """A free port that has one 10,000 above: SeaweedFS listens there, too, unasked."""
+    for _ in range(100):
+        port = free_port()
+        if port + 10_000 < 1 << 16:
+            return port
+    raise AssertionError("100 free ports, and all of them beyond 55,535")
 
 
 def program(command: str) -> str:

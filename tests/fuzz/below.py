@@ -126,6 +126,7 @@ class Below:
         if number in self.up or number >= len(truth.config.tiers):
             return
         if refused:
+            truth.core.porter_said(tier, "its place is not there", truth.now_ns)
             truth.core.porter_refused(tier, truth.now_ns)
         else:
             self.up.add(number)
