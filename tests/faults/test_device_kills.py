@@ -113,6 +113,8 @@ def test_an_engine_killed_amid_its_copies_leaves_nothing(
     setup = setup_of(Combination("E2", "plain", "v1", "sync", "tp2"), "simulated")
     setup = replace(setup, environ={**setup.environ, **environ})
     with stage.engine("E2", "v1_mla", "sync") as other, ExitStack() as stack:
+        # Its own and its copier's: what an engine before had may be on its way out still.
+        assert other.awaits(lambda: taken(environ, 0).num_contexts == 2)
         before = [taken(environ, device) for device in range(2)]
         ask = ask_anew()
         other.store(ask)
