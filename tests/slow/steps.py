@@ -45,6 +45,9 @@ ON_DEVICES = "tests/e2e/test_combinations_simulated.py"
 
 SCHEDULES_PER_MODE_ON_DEVICES = 100
 
+DEPLOYMENT = ("tests/deploy/test_machine.py", "tests/deploy/test_image.py")
+"""The unit under a real systemd, the image under a real Docker."""
+
 CHAOS_MINUTES = 10
 
 PROPERTY_ROUNDS = 5
@@ -83,10 +86,20 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
                 build / "slow-marked.xml",
                 (
                     *("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
-                    *(f"--ignore={path}" for path in (ON_DEVICES, *apart())),
+                    *(f"--ignore={path}" for path in (ON_DEVICES, *DEPLOYMENT, *apart())),
                 ),
                 {"KV_E2E_SEED": str(seed)},
                 limit_s=1800,
+            )
+        )
+        steps.append(
+            suite_step(
+                "deployment",
+                build / "slow-deployment.xml",
+                ("-m", "slow", "--timeout=600", *DEPLOYMENT),
+                {},
+                limit_s=1800,
+                may_skip=False,
             )
         )
     more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
