@@ -6,6 +6,7 @@ Runs in the pytest process.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,9 @@ LENGTH = ROOM + BLOCK_BYTES
 BIG_LENGTH = BIG + BLOCK_BYTES
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 FIRST_OF_B = 1000
+Open = Callable[..., SharedTier]
+"""Of the fixture ``opened``."""
+
 BOTH = [Share(True, A, 1, 0), Share(True, B, 1, 0)]
 
 

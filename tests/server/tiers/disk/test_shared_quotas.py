@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from server.core.tiers.parts import Share, Status
 from server.tiers.disk import keeper as keepers
 from server.tiers.disk.files import Files
-from server.tiers.disk.shared import SharedTier
 from server.tiers.disk.walker import UNFINISHED
 from tests.server.tiers.disk.rig import (
     FINGERPRINT,
@@ -33,33 +31,13 @@ from tests.server.tiers.disk.tenants import (
     A,
     B,
     C,
+    Open,
     Unsynced,
     agreed,
     put,
     told,
 )
 from tests.wire.process import wait_until
-
-Open = Callable[..., SharedTier]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "l2"
-
-
-@pytest.fixture
-def opened(folder: Path) -> Iterator[Open]:
-    tiers: list[SharedTier] = []
-
-    def make(files: Files | None = None, rescan_s: float = 60.0, size: int = SIZE) -> SharedTier:
-        tiers.append(SharedTier(str(folder), size, "disk", files, rescan_s, touch_s=0.0))
-        assert tiers[-1]._keeper.wait_known(60.0)  # else a busy machine has no room yet
-        return tiers[-1]
-
-    yield make
-    for tier in tiers:
-        tier.close()
 
 
 @pytest.mark.parametrize("floor", [0, 10])

@@ -10,15 +10,13 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from server.core.tiers.parts import Share, Status
-from server.tiers.disk.files import BLOCK_BYTES, Files
-from server.tiers.disk.shared import SharedTier
+from server.tiers.disk.files import BLOCK_BYTES
 from server.tiers.interface import Sharing
 from tests.server.tiers.disk.rig import (
     FINGERPRINT,
@@ -32,36 +30,15 @@ from tests.server.tiers.disk.tenants import (
     BOTH,
     FIRST_OF_B,
     LENGTH,
-    SIZE,
     A,
     B,
     C,
+    Open,
     agreed,
     put,
     told,
 )
 from tests.wire.process import wait_until
-
-Open = Callable[..., SharedTier]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "l2"
-
-
-@pytest.fixture
-def opened(folder: Path) -> Iterator[Open]:
-    tiers: list[SharedTier] = []
-
-    def make(files: Files | None = None, rescan_s: float = 60.0, size: int = SIZE) -> SharedTier:
-        tiers.append(SharedTier(str(folder), size, "disk", files, rescan_s, touch_s=0.0))
-        assert tiers[-1]._keeper.wait_known(60.0)  # else a busy machine has no room yet
-        return tiers[-1]
-
-    yield make
-    for tier in tiers:
-        tier.close()
 
 
 def test_salts_are_found_by_any_server_and_go_in_every_namespace(

@@ -229,6 +229,11 @@ def part(number: int, salt: bytes = b"", space: bytes = F) -> Part:
     )
 
 
+def put(tier: LedgerTier, salt: bytes, *numbers: int, space: bytes = F) -> list[Status]:
+    """Writes values of one tenant."""
+    return tier.batch_put([part(number, salt, space) for number in numbers])
+
+
 def book_of(tier: LedgerTier) -> Book:
     assert tier._ledger._pages is not None
     return tier._ledger._pages.book

@@ -22,14 +22,11 @@ from tests.server.tiers.ledger.rig import (
     kill,
     name,
     part,
+    put,
     rows,
 )
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, LOCKED, OVER = Status
-
-
-def put(tier: LedgerTier, salt: bytes, *numbers: int, space: bytes = F) -> list[Status]:
-    return tier.batch_put([part(number, salt, space) for number in numbers])
 
 
 def shares(tier: LedgerTier) -> tuple[dict[bytes, int], dict[bytes, int]]:

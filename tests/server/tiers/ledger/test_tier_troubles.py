@@ -14,27 +14,22 @@ from server.tiers.interface import TierError
 from server.tiers.ledger import ledger as ledgers
 from server.tiers.ledger.book import BookUnusableError
 from server.tiers.ledger.pages import LedgerError
-from server.tiers.ledger.tier import LedgerTier
 from tests.server.tiers.ledger.rig import (
     VALUE,
     A,
     Clock,
-    F,
     Open,
     Shelf,
     book_of,
     kill,
     name,
     part,
+    put,
     rows,
 )
 from tests.wire.process import wait_until
 
 OK, ABSENT, CORRUPT, NO_ROOM, ERROR, LOCKED, OVER = Status
-
-
-def put(tier: LedgerTier, salt: bytes, *numbers: int, space: bytes = F) -> list[Status]:
-    return tier.batch_put([part(number, salt, space) for number in numbers])
 
 
 def test_a_full_store_does_not_cost_a_tenant_what_it_has(begun: Open, shelf: Shelf) -> None:
