@@ -58,7 +58,8 @@ class TierQuotas:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT,
                 f"the tier {tier.name} keeps limits and no floors, for others write there, and "
-                "most stores evict by themselves: give each of the others a limit, so that all fit together",
+                "most stores evict by themselves: give each of the others a limit, so that all fit "
+                "together",
             )
         others = [one for key, one in self._set[tier.name].items() if key != _key(change)]
         left_bytes = tier.shared_bytes - sum(one.floor_bytes for one in others)
