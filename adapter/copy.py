@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapter.extents import ExtentTable, MappedExtent
-from adapter.pagememory import Cut, GroupPages, LayerSlice
+from adapter.pagememory import Cut, GroupPages
 from protocol.errors import ErrorCode, KvkeepError
 from protocol.ids import Epoch
 
@@ -94,7 +94,7 @@ def load_pages(table: ExtentTable, epoch: Epoch, shards: Sequence[ShardLoad]) ->
 _Row = tuple[tuple[int, int, int], list[int]]
 """A chunk's (extent, slot, generation) and its pages."""
 
-_Place = tuple[int, int, int]
+Place = tuple[int, int, int]
 """A wanted page: extent, first byte in it, page id."""
 
 
@@ -102,6 +102,9 @@ class HeldLoad:
     """A load that was found possible, its extents held. Belongs to one thread at a time.
 
     Attributes:
+        extents: by number.
+        rows: each chunk's extent, slot and generation.
+        groups: each layer group's index, its memory and what is wanted of it.
         num_pages: pages that are wanted.
         num_bytes: their bytes.
     """
@@ -113,14 +116,14 @@ class HeldLoad:
         rows: Sequence[Sequence[_Row]],
     ) -> None:
         """Use ``held_load``."""
-        self._extents = extents
-        self._rows = [row for wanted in rows for row, _ in wanted]
-        self._groups: list[tuple[int, GroupPages, list[_Place]]] = []
+        self.extents = extents
+        self.rows = [row for wanted in rows for row, _ in wanted]
+        self.groups: list[tuple[int, GroupPages, list[Place]]] = []
         self.num_pages = self.num_bytes = 0
         for shard, wanted in zip(shards, rows, strict=True):
             _check_memory(shard.memory)
             places = _places(extents, shard, wanted)
-            self._groups.append((shard.group, shard.memory, places))
+            self.groups.append((shard.group, shard.memory, places))
             self.num_pages += len(places)
             self.num_bytes += len(places) * shard.memory.page_bytes
 
@@ -133,27 +136,9 @@ class HeldLoad:
         Raises:
             LoadError: it was stopped.
         """
-        for _, memory, places in self._groups:
+        for _, memory, places in self.groups:
             for cut in memory.whole:
                 self._copy(places, cut, memory, is_stopped)
-
-    def copy_layer(
-        self, slices: Sequence[LayerSlice], is_stopped: Callable[[], bool] | None = None
-    ) -> None:
-        """Copies one layer's bytes of each page.
-
-        Args:
-            slices: where the layer lies.
-            is_stopped: as for ``copy``.
-
-        Raises:
-            LoadError: it was stopped.
-        """
-        for group, memory, places in self._groups:
-            for piece in slices:
-                if piece.group == group:
-                    for cut in memory.cuts(piece.start_byte, piece.num_bytes):
-                        self._copy(places, cut, memory, is_stopped)
 
     def check(self) -> None:
         """The tripwire: no slot was reused before the bytes copied so far had left it.
@@ -161,21 +146,15 @@ class HeldLoad:
         Raises:
             LoadError: one was.
         """
-        generations = {number: extent.generations for number, extent in self._extents.items()}
-        for number, slot, wanted in self._rows:
+        generations = {number: extent.generations for number, extent in self.extents.items()}
+        for number, slot, wanted in self.rows:
             now = int(generations[number][slot])
             if now != wanted or now == 0:
-                raise LoadError(
-                    ErrorCode.COPY_FAILED,
-                    f"slot {slot} of extent {number} carries generation {now}, not {wanted}: it "
-                    "was reused while a lease stood on it",
-                    extent=number,
-                    slot=slot,
-                )
+                raise _reused(number, slot, now, wanted)
 
     def _copy(
         self,
-        places: Sequence[_Place],
+        places: Sequence[Place],
         cut: Cut,
         memory: GroupPages,
         is_stopped: Callable[[], bool] | None,
@@ -183,9 +162,48 @@ class HeldLoad:
         flat = memory.parts[cut.part].host
         for owner, source, target, length in _runs(places, cut):
             if is_stopped is not None and is_stopped():
-                raise LoadError(ErrorCode.UNAVAILABLE, "the engine ends, the load was stopped")
-            view = self._extents[owner].view
+                raise stopped()
+            view = self.extents[owner].view
             np.copyto(flat[target : target + length], view[source : source + length])
+
+
+def check_generations(
+    number: int,
+    generations: NDArray[np.uint64],
+    slots: NDArray[np.integer[Any]],
+    wanted: NDArray[np.uint64],
+) -> None:
+    """The tripwire, for many slots of an extent at once.
+
+    Args:
+        number: of the extent.
+        generations: of all its slots, as they are now.
+        slots: integers[n], which of them.
+        wanted: uint64[n], what they must carry.
+
+    Raises:
+        LoadError: one does not.
+    """
+    now = generations[slots]
+    is_bad = (now != wanted) | (now == 0)
+    if is_bad.any():
+        at = int(is_bad.argmax())
+        raise _reused(number, int(slots[at]), int(now[at]), int(wanted[at]))
+
+
+def stopped() -> LoadError:
+    """What ends a load whose engine ends."""
+    return LoadError(ErrorCode.UNAVAILABLE, "the engine ends, the load was stopped")
+
+
+def _reused(number: int, slot: int, now: int, wanted: int) -> LoadError:
+    return LoadError(
+        ErrorCode.COPY_FAILED,
+        f"slot {slot} of extent {number} carries generation {now}, not {wanted}: it was reused "
+        "while a lease stood on it",
+        extent=number,
+        slot=slot,
+    )
 
 
 def _wanted_rows(shard: ShardLoad) -> list[_Row]:
@@ -202,12 +220,12 @@ def _wanted_rows(shard: ShardLoad) -> list[_Row]:
 
 def _places(
     extents: Mapping[int, MappedExtent], shard: ShardLoad, rows: Sequence[_Row]
-) -> list[_Place]:
+) -> list[Place]:
     page_bytes, num_pages = shard.memory.page_bytes, shard.memory.num_pages
     facts = _extent_facts(
         extents, {owner for (owner, _, _), _ in rows}, shard.pages.shape[1] * page_bytes
     )
-    places: list[_Place] = []
+    places: list[Place] = []
     for (owner, slot, _), wanted in rows:
         num_slots, first_byte, slot_bytes = facts[owner]
         if slot >= num_slots:
@@ -263,7 +281,7 @@ def _extent_facts(
     return facts
 
 
-def _runs(places: Sequence[_Place], cut: Cut) -> list[tuple[int, int, int, int]]:
+def _runs(places: Sequence[Place], cut: Cut) -> list[tuple[int, int, int, int]]:
     """(extent, source, target, length), neighbours on both sides in one go."""
     runs: list[tuple[int, int, int, int]] = []
     from_byte, first, stride, num_bytes = cut.page_byte, cut.part_byte, cut.stride, cut.num_bytes

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from adapter.copy import HeldLoad, LoadError
+from adapter.layercopies import LayerCopies
 from adapter.loader import STREAM_LIMIT_S, again, as_load_error, pass_gate
 from adapter.pagememory import LayerSlice
 from adapter.saveentry import Mark
@@ -135,11 +136,12 @@ class LayerLoad:
         failure: LoadError | None = None
         try:
             with self.holding:
+                copies = [LayerCopies(load) for load in self._loads]
                 pass_gate(self._gate, is_stopped)
                 for layer, slices in self._layers.items():
-                    for load in self._loads:
-                        load.copy_layer(slices, is_stopped)
-                        load.check()
+                    for copy in copies:
+                        copy.copy(slices, is_stopped)
+                        copy.check()
                     with self._changed:
                         self._filled.add(layer)
                         self._changed.notify_all()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapter.copy import LoadError, ShardLoad, extent_of
+from adapter.copy import LoadError, ShardLoad, check_generations, extent_of
 from adapter.extents import ExtentTable, MappedExtent
 from adapter.pagememory import Cut, GroupPages, LayerSlice
 from protocol.device.interface import Batch
@@ -157,17 +157,7 @@ class DeviceLoad:
             for number in np.unique(rows.extents).tolist():
                 is_here = rows.extents == number
                 slots, wanted = rows.slots[is_here], rows.generations[is_here]
-                now = self._extents[number].generations[slots]
-                is_bad = (now != wanted) | (now == 0)
-                if is_bad.any():
-                    at = int(is_bad.argmax())
-                    raise LoadError(
-                        ErrorCode.COPY_FAILED,
-                        f"slot {slots[at]} of extent {number} carries generation {now[at]}, not "
-                        f"{wanted[at]}: it was reused while a lease stood on it",
-                        extent=number,
-                        slot=int(slots[at]),
-                    )
+                check_generations(number, self._extents[number].generations, slots, wanted)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
