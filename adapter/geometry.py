@@ -38,6 +38,9 @@ class Geometry:
         shards: this rank's shard of each group.
         rank: of this process among the attention ranks.
         num_ranks: attention ranks; 1 under attention data parallelism.
+        pools: for each group the number of the pool its pages are from: groups of one pool have
+            the same pages, each of which belongs to one group at a time. Empty when each group has
+            its own.
         chunk_tokens: tokens of one chunk.
     """
 
@@ -47,6 +50,7 @@ class Geometry:
     shards: tuple[ShardIndex, ...]
     rank: int = 0
     num_ranks: int = 1
+    pools: tuple[int, ...] = ()
     chunk_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,13 +63,20 @@ class Geometry:
         return len(self.groups)
 
     @classmethod
-    def of(cls, namespace: Namespace, rank: int, num_pages: tuple[int, ...]) -> Geometry:
+    def of(
+        cls,
+        namespace: Namespace,
+        rank: int,
+        num_pages: tuple[int, ...],
+        pools: tuple[int, ...] = (),
+    ) -> Geometry:
         """The geometry that goes with a namespace.
 
         Args:
             namespace: of the engine.
             rank: of this process.
             num_pages: pages of each group's pool.
+            pools: number of each group's pool; empty when each has its own.
         """
         groups = tuple(
             GroupGeometry(pages, group.page_bytes, group.window_tokens)
@@ -78,4 +89,5 @@ class Geometry:
             shards=namespace.shards_of_rank(rank),
             rank=rank,
             num_ranks=namespace.num_ranks,
+            pools=pools,
         )

@@ -8,6 +8,7 @@ registration.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from adapter.refusals import (
     attention_ranks,
     draft_models,
     is_attention_dp,
+    is_nvfp4,
     kv_quantization,
     refuse_model,
     refuse_unsupported,
@@ -28,7 +30,8 @@ from protocol import limits
 from protocol.errors import ConfigError, ErrorCode
 from protocol.namespace import LayerGroup, Namespace
 
-_KV_DTYPE_INT8: Final = ("int8", "uint8")
+_PACKED_DTYPES: Final = re.compile(r"u?int[1-8]|bits\d.*|float4.*")
+"""Element types of which one may stand for several values, or holds several for certain."""
 
 #: Arguments that change KV bytes or say how weights came to be, beyond those with a field.
 _OVERRIDE_ARGS: Final = (
@@ -79,6 +82,8 @@ def derive(
         ConfigError: CHUNK_SIZE_INVALID, naming valid sizes.
     """
     refuse_unsupported(llm_args, is_v2=bool(shape.tokens_per_block))
+    if is_nvfp4(llm_args) and not shape.has_scales:
+        raise UncachedError("an NVFP4 KV cache of which the layout does not show all scales")
     num_ranks, rank = attention_ranks(llm_args), rank_of(llm_args, process_rank)
     if not 0 <= rank < num_ranks <= limits.MAX_READERS:
         raise UncachedError(
@@ -124,7 +129,7 @@ def derive(
         ),
     )
     num_pages = tuple(group.num_pages for group in shape.groups)
-    return namespace, Geometry.of(namespace, rank, num_pages)
+    return namespace, Geometry.of(namespace, rank, num_pages, shape.pools)
 
 
 def chunk_blocks_of(chunk_tokens: int, tokens_per_block: int) -> int:
@@ -193,7 +198,9 @@ def _from_row(llm_args: Any, shape: CacheShape, config: Mapping[str, Any], num_r
             f"a page row of {elements} elements is no whole number of tokens of "
             f"{width or 'unknown'} elements"
         )
-    if shape.dtype in _KV_DTYPE_INT8 and (not width or (configured and derived != configured)):
+    if _PACKED_DTYPES.fullmatch(shape.dtype) and (
+        not width or (configured and derived != configured)
+    ):
         held = f"{derived} tokens a block" if width else "an unknown number of values a byte"
         raise UncachedError(
             f"a pool of {shape.dtype} holds {held} where {configured} tokens a block are "

@@ -22,7 +22,7 @@ from protocol import limits
 from protocol.device.interface import Device
 from protocol.layout import Region
 
-_KEY, _VALUE = "key", "value"
+_KEY, _VALUE, _SCALE = "key", "value", "scale"
 _NO_LAYERS: Final[Mapping[int, tuple[LayerSlice, ...]]] = {}
 
 
@@ -100,6 +100,8 @@ def read_layout(layout: Any) -> tuple[CacheShape, PageMemory]:
         kv_factor=2 if _VALUE in roles else int(roles == {_KEY}),
         layout=_fingerprint(groups),
         tokens_per_block=tokens_per_block,
+        pools=_pools(groups),
+        has_scales=all(_has_scales(group) for group in groups),
     )
     return shape, _memory(layout, groups)
 
@@ -112,6 +114,9 @@ def _groups(layout: Any, tokens_per_block: int) -> tuple[_Group, ...]:
     if [int(group.layer_group_id) for group in given] != list(range(len(given))):
         raise UncachedError("the layout's layer groups are not numbered from 0 without gaps")
     groups = tuple(_group(group, tokens_per_block) for group in given)
+    num_regions = sum(len(group.strips) for group in groups)
+    if num_regions > limits.MAX_REGIONS:
+        raise UncachedError(f"the layout has {num_regions} regions: too many")
     counts = Counter(layer for group in groups for layer in group.layers)
     twice = sorted(layer for layer, count in counts.items() if count > 1)
     if twice:
@@ -129,9 +134,11 @@ def _group(group: Any, tokens_per_block: int) -> _Group:
         raise UncachedError(f"{name} has blocks of {own} tokens, others of {tokens_per_block}")
     layers = tuple(int(layer) for layer in _items(group, "layer_ids"))
     if not layers or min(layers) < 0 or len(layers) > limits.MAX_LAYERS:
-        raise UncachedError(f"{name} has no layers, or numbers that are none: {list(layers)[:8]}")
+        raise UncachedError(
+            f"{name} has no layers, too many, or numbers that are none: {list(layers)[:8]}"
+        )
     window = int(getattr(group, "window_size", None) or 0)
-    if window < 0:
+    if not 0 <= window <= limits.MAX_U32:
         raise UncachedError(f"{name} has a window of {window} tokens")
     strips = [_strip(region, name, False) for region in _items(group, "regions")]
     replicated = getattr(group, "replicated_regions", None) or ()
@@ -173,6 +180,57 @@ def _buffer(buffer: Any, name: str) -> _Buffer:
         return _Buffer(int(layer), text, int(expansion))
     except (TypeError, ValueError, AttributeError) as error:
         raise UncachedError(f"a buffer of {name} is not understood: {error!r}") from error
+
+
+def _has_scales(group: _Group) -> bool:
+    """Whether each of its layers has a buffer for scales beside its elements."""
+    buffers = [buffer for strip in group.strips for buffer in strip.buffers]
+    scaled = {buffer.layer for buffer in buffers if _SCALE in buffer.role}
+    return scaled >= set(group.layers)
+
+
+def _pools(groups: Sequence[_Group]) -> tuple[int, ...]:
+    """For each group the number of the pool its pages are from.
+
+    Groups whose pages have equal sizes may take them from one pool: page n of one is page n of the
+    other then, and belongs to one of them at a time. Any other overlap is refused.
+    """
+    pools = list(range(len(groups)))
+    placed = [(index, strip) for index, group in enumerate(groups) for strip in group.strips]
+    placed.sort(key=lambda pair: pair[1].base)
+    for at, (one, first) in enumerate(placed):
+        for other, second in placed[at + 1 :]:
+            if second.base >= first.end:
+                break  # and so do all that follow
+            shifts = _meetings(first, second)
+            if shifts == [0] and one != other and first.num_slots == second.num_slots:
+                gone, kept = sorted((pools[one], pools[other]), reverse=True)
+                pools = [kept if pool == gone else pool for pool in pools]
+            elif shifts != []:
+                raise UncachedError(
+                    f"regions of layer group{'' if one == other else 's'} "
+                    f"{' and '.join(map(str, sorted({one, other})))} overlap"
+                )
+    return tuple(pools)
+
+
+def _meetings(first: _Strip, second: _Strip) -> list[int] | None:
+    """How much higher the number of a page in ``first`` is than that of one in the same bytes.
+
+    Args:
+        first: begins at or before the other.
+        second: the other.
+
+    Returns:
+        At most two shifts; none for regions that only interleave. None when strides differ, in
+        which case nothing is known.
+    """
+    stride = first.stride
+    if stride != second.stride:
+        return None
+    shift, behind = divmod(second.base - first.base, stride)
+    both = ((shift, behind < first.size), (shift + 1, stride - behind < second.size))
+    return [by for by, is_hit in both if is_hit and by < first.num_slots]
 
 
 def _fingerprint(groups: Iterable[_Group]) -> str:

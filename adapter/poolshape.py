@@ -59,6 +59,8 @@ class CacheShape:
         layout: order of the axes in a page, for the namespace.
         tokens_per_block: as the layout tells, or 0: then it follows from ``block_elements``.
         block_elements: elements of one layer's K or V of one block, or 0 with the above.
+        pools: for each group the number of the pool its pages are from; see ``Geometry``.
+        has_scales: whether the layout shows each layer's scales as part of its pages.
     """
 
     groups: tuple[GroupShape, ...]
@@ -67,6 +69,8 @@ class CacheShape:
     layout: str
     tokens_per_block: int = 0
     block_elements: int = 0
+    pools: tuple[int, ...] = ()
+    has_scales: bool = False
 
 
 @dataclass(frozen=True)

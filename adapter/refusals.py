@@ -110,6 +110,15 @@ def kv_quantization(llm_args: Any) -> str:
     return f"{cache_dtype}/{algorithm or ''}"
 
 
+def is_nvfp4(llm_args: Any) -> bool:
+    """Whether the KV elements have four bits, and scales beside them.
+
+    Args:
+        llm_args: the engine's arguments.
+    """
+    return "nvfp4" in kv_quantization(llm_args).lower()
+
+
 def draft_models(speculative: Any) -> tuple[str, ...]:
     """Models whose weights make drafts, beside the engine's own.
 
@@ -133,7 +142,7 @@ def _reasons(llm_args: Any, is_v2: bool) -> Iterator[str]:
                 f"kv_cache_config.{name} is set; with another tier below the GPU page ids are not "
                 "rows of the pool, set it to 0"
             )
-    if "nvfp4" in kv_quantization(llm_args).lower():
+    if is_nvfp4(llm_args) and not is_v2:
         yield "an NVFP4 KV cache keeps its scales in a second pool that is not shown"
     for name in ("pipeline_parallel_size", "context_parallel_size"):
         if int(getattr(llm_args, name, 1) or 1) > 1:

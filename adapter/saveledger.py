@@ -29,7 +29,8 @@ class SaveLedger:
     """All open saves of one rank.
 
     Attributes:
-        ticks: for each layer group, when each page was last handed out.
+        ticks: for each layer group, when each page was last handed out; groups whose pages are
+            from one pool have the same.
         groups: layer groups that this rank saves.
         chunk_blocks: pages per chunk.
         is_follower: the leader decides what is held; nothing is refused here.
@@ -49,12 +50,18 @@ class SaveLedger:
             held_percent: share of the pool that finished requests may hold; 0 holds none.
             ring: where pages are staged; None when the server reads the pool itself.
         """
-        self.ticks = tuple(PageTicks(group.num_pages) for group in geometry.groups)
+        pools: dict[int, PageTicks] = {}
+        self.ticks = tuple(
+            pools.setdefault(pool, PageTicks(group.num_pages))
+            for pool, group in zip(
+                geometry.pools or range(geometry.num_groups), geometry.groups, strict=True
+            )
+        )
         self.groups = saved_groups(geometry)
         self.chunk_blocks = geometry.chunk_blocks
         self.is_follower = geometry.rank > 0
         self.ring = ring
-        share = sum(group.num_pages for group in geometry.groups) * held_percent // 100
+        share = sum(ticks.num_pages for ticks in pools.values()) * held_percent // 100
         self.max_held_pages = max(MIN_HELD_PAGES, share) if held_percent else 0
         self.num_binds = 0
         self.counts: dict[str, int] = {}

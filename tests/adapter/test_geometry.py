@@ -38,6 +38,8 @@ def test_each_rank_has_its_column_of_each_group() -> None:
     )
     assert made.shards == (1, 3, 4)  # the replicated one is everybody's
     assert Geometry.of(namespace(2), 0, (10, 20, 30)).shards == (0, 2, 4)
+    assert made.pools == ()
+    assert Geometry.of(namespace(2), 1, (10, 20, 30), (0, 0, 2)).pools == (0, 0, 2)
     assert (made.rank, made.num_ranks, made.num_groups) == (1, 2, 3)
 
 

@@ -15,6 +15,7 @@ from adapter.identity import chunk_blocks_of, derive, rank_of
 from adapter.poolshape import CacheShape, GroupShape, PoolShape
 from adapter.refusals import UncachedError
 from adapter.serverurl import ServerUrl
+from protocol import limits
 from protocol.errors import ConfigError, ErrorCode
 from protocol.namespace import fingerprint
 from tests.adapter.hostlike import Args, CacheConfig
@@ -103,6 +104,11 @@ def test_a_layout_tells_its_block_size_and_its_groups(model: Path) -> None:
     ]
     assert [group.layers for group in namespace.groups] == [(0,), (1,)]
     assert geometry.shards == (0, 1)
+    shared = replace(LAYOUT, groups=(FULL, replace(WINDOW, num_pages=10)), pools=(0, 0))
+    assert derive(wrong, shared, SETTINGS, {})[1].pools == (0, 0)
+    large = replace(LAYOUT, tokens_per_block=limits.MAX_TOKENS_PER_BLOCK + 1)
+    with pytest.raises(UncachedError, match="too large"):
+        derive(wrong, large, SETTINGS, {})
 
 
 def test_ranks_share_one_namespace_and_hold_shards_of_their_own(model: Path) -> None:
@@ -148,6 +154,23 @@ def test_one_factor_is_a_latent_only_by_the_models_word(model: Path) -> None:
         namespace, geometry = derive(engine, pool(kv_factor=1), SETTINGS, {}, 1)
         assert not namespace.groups[0].replicated
         assert geometry.shards == (1,)
+
+
+def test_keys_and_values_are_split_whatever_the_model_is_called(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(CONFIG | {"kv_lora_rank": 12}))
+    engine = args(model, tensor_parallel_size=2)
+    namespace, _ = derive(engine, replace(LAYOUT, kv_factor=2), SETTINGS, {})
+    assert not any(group.replicated for group in namespace.groups)
+
+
+def test_a_group_is_replicated_by_the_layouts_word(model: Path) -> None:
+    groups = (FULL, replace(WINDOW, is_replicated=True))
+    shape = replace(LAYOUT, groups=groups)
+    namespace, geometry = derive(args(model, tensor_parallel_size=2), shape, SETTINGS, {}, 1)
+    assert [group.replicated for group in namespace.groups] == [False, True]
+    assert geometry.shards == (1, 2)
+    alone, _ = derive(args(model), shape, SETTINGS, {})
+    assert not any(group.replicated for group in alone.groups)
 
 
 def test_each_rank_of_attention_dp_is_an_engine_of_its_own(model: Path) -> None:
@@ -210,12 +233,30 @@ def test_pools_that_are_not_shown_completely(model: Path) -> None:
         derive(args(model), pool(dtype="int8", elements=2 * 16), SETTINGS, {})
     with pytest.raises(UncachedError, match="whole number"):
         derive(args(model), pool(elements=17), SETTINGS, {})
+    for dtype in ("uint8", "uint4", "float4_e2m1fn_x2"):
+        with pytest.raises(UncachedError, match="pack"):
+            derive(args(model), pool(dtype=dtype, elements=2 * 16), SETTINGS, {})
     (model / "config.json").write_text("{}")  # nothing tells how many values a byte holds
     with pytest.raises(UncachedError, match="pack"):
         derive(args(model), pool(dtype="int8", elements=2 * 16), SETTINGS, {})
     (model / "config.json").write_text(json.dumps({"text_config": CONFIG}))
     with pytest.raises(UncachedError, match="1 of the model's 2 layers"):
         derive(args(model), pool(num_layers=1), SETTINGS, {})
+
+
+def test_bytes_that_hold_one_value_each(model: Path) -> None:
+    for dtype in ("int8", "float8_e4m3fn", "int16", "bfloat16"):
+        assert derive(args(model), pool(dtype=dtype), SETTINGS, {})[1].tokens_per_block == 4
+
+
+def test_four_bits_are_cached_where_their_scales_are_shown(model: Path) -> None:
+    engine = args(model, kv_cache_config=CacheConfig(dtype="nvfp4"))
+    with pytest.raises(UncachedError, match="in a second pool"):
+        derive(engine, SHAPE, SETTINGS, {})
+    with pytest.raises(UncachedError, match="does not show all scales"):
+        derive(engine, LAYOUT, SETTINGS, {})
+    shown = replace(LAYOUT, has_scales=True)
+    assert derive(engine, shown, SETTINGS, {})[0].quantization.startswith("nvfp4")
 
 
 def test_arguments_and_models_that_are_refused(model: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from adapter.layouts import read_layout
 from adapter.pages import SharedPool
 from adapter.refusals import UncachedError
+from protocol import limits
 from protocol.device.interface import MemoryKind
 from tests.adapter.gpu import simulated
 
@@ -44,6 +45,7 @@ class Group:
     layer_ids: list[int]
     window_size: int | None
     regions: list[Any]
+    replicated_regions: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -127,6 +129,20 @@ def test_layers_have_their_keys_and_values(pool: SharedPool) -> None:
     assert memory.is_layered
 
 
+def test_scales_are_shown_if_each_layer_has_some(pool: SharedPool) -> None:
+    layout = make(pool.address)
+    window, (keys, values) = layout.groups[0].regions[0], layout.groups[1].regions
+    window.buffers = [*both(1), (1, "key_block_scale", 1)]
+    assert not read_layout(layout)[0].has_scales
+    keys.buffers.append((0, "key_block_scale", 1))
+    assert not read_layout(layout)[0].has_scales
+    values.buffers.append((2, "value_block_scale", 1))
+    shape, memory = read_layout(layout)
+    assert shape.has_scales
+    assert shape.groups[0].page_bytes == 128  # whatever is in a page goes with it
+    assert not memory.is_layered
+
+
 class Role(Enum):
     KEY = "key"
     VALUE = "value"
@@ -149,6 +165,7 @@ def test_buffers_may_be_objects(pool: SharedPool) -> None:
         [(1, "key", 1), (1, "value", 2)],
         [(1, "key", 1), (1, "key_block_scale", 1)],
         [(1, "key", 1), (7, "value", 1)],
+        [(1, "key", 1)] * 4 + [(1, "value", 1)],
     ],
 )
 def test_layers_that_are_in_doubt_are_not_told(pool: SharedPool, buffers: list[Any]) -> None:
@@ -157,11 +174,34 @@ def test_layers_that_are_in_doubt_are_not_told(pool: SharedPool, buffers: list[A
     assert read_layout(layout)[1].layers == {}
 
 
+def test_a_layer_without_buffers_is_in_doubt_too(pool: SharedPool) -> None:
+    layout = make(pool.address)
+    layout.groups[0].layer_ids = [1, 5]
+    assert read_layout(layout)[1].layers == {}
+
+
+def test_groups_may_be_a_mapping(pool: SharedPool) -> None:
+    layout = make(pool.address)
+    expected = read_layout(layout)[0]
+    mapped: Any = {group.layer_group_id: group for group in layout.groups}
+    layout.groups = mapped
+    assert read_layout(layout)[0] == expected
+
+
 def test_keys_alone_may_be_a_latent(pool: SharedPool) -> None:
     region = Region(pool.address, 64, 64, buffers=[(0, "key", 1)])
     shape, _ = read_layout(Layout(16, [Group(0, [0], None, [region])]))
     assert shape.kv_factor == 1
     assert not shape.groups[0].is_replicated
+
+
+@pytest.mark.parametrize("buffers", [[], [(0, "key", 1), (0, "key_block_scale", 1)]])
+def test_what_is_no_key_or_value_is_not_taken_for_a_latent(
+    pool: SharedPool, buffers: list[Any]
+) -> None:
+    region = Region(pool.address, 64, 64, buffers=buffers)
+    shape, _ = read_layout(Layout(16, [Group(0, [0], None, [region])]))
+    assert shape.kv_factor == 0
 
 
 def test_replicated_regions_make_a_replicated_group(pool: SharedPool) -> None:
@@ -263,6 +303,77 @@ def negative_window(layout: Layout) -> None:
     layout.groups[0].window_size = -1
 
 
+def endless_window(layout: Layout) -> None:
+    layout.groups[0].window_size = 1 << 32
+
+
+def negative_layer(layout: Layout) -> None:
+    layout.groups[0].layer_ids = [-1]
+
+
+def many_layers(layout: Layout) -> None:
+    layout.groups[0].layer_ids = list(range(3, 4 + limits.MAX_LAYERS))
+
+
+def many_groups(layout: Layout) -> None:
+    region = layout.groups[0].regions[0]
+    layout.groups += [
+        Group(number, [number + 1], None, [region]) for number in range(2, 1 + limits.MAX_GROUPS)
+    ]
+
+
+def many_regions(layout: Layout) -> None:
+    layout.groups[0].regions *= limits.MAX_REGIONS + 1
+
+
+def many_regions_in_all(layout: Layout) -> None:
+    layout.groups[0].regions *= limits.MAX_REGIONS - 1
+
+
+def large_pages(layout: Layout) -> None:
+    region = layout.groups[0].regions[0]
+    region.size = region.stride = limits.MAX_PAGE_BYTES + 1
+
+
+def many_pages(layout: Layout) -> None:
+    layout.groups[0].regions[0].num_slots = limits.MAX_PAGES + 1
+
+
+def a_switch_for_a_number(layout: Layout) -> None:
+    layout.groups[0].regions[0].num_slots = True
+
+
+def same_bytes(layout: Layout) -> None:
+    keys, values = layout.groups[1].regions
+    values.base, values.stride = keys.base, keys.stride
+
+
+def one_byte_behind(layout: Layout) -> None:
+    keys, values = layout.groups[1].regions
+    values.base, values.stride = keys.base + 63, keys.stride
+
+
+def one_byte_before(layout: Layout) -> None:
+    keys, values = layout.groups[1].regions
+    values.base, values.stride = keys.base + 80 + 80 - 63, keys.stride
+
+
+def unlike_strides(layout: Layout) -> None:
+    keys, values = layout.groups[1].regions
+    values.base = keys.base + 64
+
+
+def groups_that_are_shifted(layout: Layout) -> None:
+    keys = layout.groups[1].regions[0]
+    window = layout.groups[0].regions[0]
+    window.base, window.stride, window.num_slots = keys.base + 80, 80, SLOTS
+
+
+def groups_of_unlike_pools(layout: Layout) -> None:
+    keys = layout.groups[1].regions[0]
+    layout.groups[0].regions[0].base, layout.groups[0].regions[0].stride = keys.base, 80
+
+
 def own_block_size(layout: Layout) -> None:
     layout.groups[0].tokens_per_block = 32
 
@@ -287,6 +398,21 @@ def odd_buffer(layout: Layout) -> None:
         (no_regions, "0 regions"),
         (no_base, "base is None"),
         (negative_window, "window of -1"),
+        (endless_window, "window of 4294967296"),
+        (negative_layer, "numbers that are none"),
+        (many_layers, "numbers that are none"),
+        (many_groups, "65 layer groups"),
+        (many_regions, "2049 regions"),
+        (many_regions_in_all, "the layout has 2049 regions"),
+        (large_pages, "1073741825 bytes: too large"),
+        (many_pages, "2147483648 pages"),
+        (a_switch_for_a_number, "num_slots is True"),
+        (same_bytes, "layer group 0 overlap"),
+        (one_byte_behind, "layer group 0 overlap"),
+        (one_byte_before, "layer group 0 overlap"),
+        (unlike_strides, "layer group 0 overlap"),
+        (groups_that_are_shifted, "layer groups 0 and 1 overlap"),
+        (groups_of_unlike_pools, "layer groups 0 and 1 overlap"),
         (own_block_size, "blocks of 32"),
         (large_blocks, "too large"),
         (odd_buffer, "not understood"),
@@ -302,6 +428,72 @@ def test_layouts_that_are_not_understood(
     assert "\n" not in str(caught.value)
 
 
+def test_regions_may_interleave(pool: SharedPool) -> None:
+    """K and V side by side in each slot of one pool, as regions of their own, to the byte."""
+    layout = make(pool.address)
+    keys, values = layout.groups[1].regions
+    keys.stride = values.stride = 128
+    values.base = keys.base + 64
+    layout.groups[0].regions[0].base = values.base + values.span
+    pool.view[:] = np.arange(pool.num_bytes) % 251
+    shape, memory = read_layout(layout)
+    assert shape.pools == (0, 1)
+    begin = keys.base - pool.address
+    parts = memory.groups[0].parts
+    for page in range(SLOTS):
+        found = [part.host[128 * page :][:64] for part in parts]
+        assert np.array_equal(np.concatenate(found), pool.view[begin + 128 * page :][:128])
+
+
+def test_groups_may_take_their_pages_from_one_pool(pool: SharedPool) -> None:
+    """As the host's groups of equal page sizes do: a page belongs to one of them at a time."""
+    region = Region(pool.address + 512, 64, 80, buffers=both(0))
+    groups = [
+        Group(0, [0], None, [region]),
+        Group(1, [1], 8, [Region(pool.address, 64, 64, buffers=both(1))]),
+        Group(2, [2], 16, [replace(region, buffers=both(2))]),
+        Group(3, [3], 32, [replace(region, size=48, buffers=both(3))]),
+    ]
+    shape, memory = read_layout(Layout(16, groups))
+    assert shape.pools == (0, 1, 0, 0)
+    assert [group.page_bytes for group in shape.groups] == [64, 64, 64, 48]
+    assert memory.export is not None
+
+
+def test_pools_that_meet_in_a_third_group_are_one(pool: SharedPool) -> None:
+    first, second = Region(pool.address, 64, 64), Region(pool.address + 1024, 64, 64)
+    groups = [
+        Group(0, [0], None, [first]),
+        Group(1, [1], None, [second]),
+        Group(2, [2], None, [replace(first), replace(second)]),
+    ]
+    assert read_layout(Layout(16, groups))[0].pools == (0, 0, 0)
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.integers(0, 40), st.integers(1, 5), st.integers(1, 5)
+)
+def test_regions_of_one_group_are_apart_or_refused(
+    size: int, other: int, shift: int, gap: int, slots: int
+) -> None:
+    pool = SharedPool.create(4096)
+    stride = max(size, other) + gap
+    first = Region(pool.address, size, stride, slots)
+    second = Region(pool.address + shift, other, stride, slots)
+    used = [
+        region.base + stride * page + byte
+        for region in (first, second)
+        for page in range(slots)
+        for byte in range(region.size)
+    ]
+    layout = Layout(16, [Group(0, [0], None, [first, second])])
+    if len(set(used)) == len(used):
+        assert len(read_layout(layout)[1].groups[0].parts) == 2
+    else:
+        with pytest.raises(UncachedError, match="overlap"):
+            read_layout(layout)
+
+
 def test_an_object_without_the_attributes() -> None:
     with pytest.raises(UncachedError, match="tokens_per_block"):
         read_layout(SimpleNamespace())
@@ -309,7 +501,10 @@ def test_an_object_without_the_attributes() -> None:
         read_layout(SimpleNamespace(tokens_per_block=16))
 
 
-@given(st.sampled_from(["size", "role", "order", "layer"]), st.integers(0, 1))
+@given(
+    st.sampled_from(["size", "role", "order", "layer", "expansion", "replicated"]),
+    st.integers(0, 1),
+)
 def test_what_decides_where_a_byte_belongs_is_identity(change: str, gap: int) -> None:
     pool = SharedPool.create(4096)
     plain = make(pool.address)
@@ -320,6 +515,10 @@ def test_what_decides_where_a_byte_belongs_is_identity(change: str, gap: int) ->
         region.size = 44
     elif change == "role":
         region.buffers = [(1, "key", 1), (1, "index_key", 1)]
+    elif change == "expansion":
+        region.buffers = [(1, "key", 2), (1, "value", 2)]
+    elif change == "replicated":
+        moved.groups[0].replicated_regions, moved.groups[0].regions = [region], []
     elif change == "order":
         region.buffers = both(1)[::-1]
     else:

@@ -14,6 +14,7 @@ import pytest
 from adapter.pages import SharedPool
 from adapter.poolshape import PoolShape, is_host_mapped, is_managed, memory_of, read_tensor
 from adapter.refusals import UncachedError
+from protocol import limits
 from tests.adapter.gpu import simulated
 from tests.adapter.test_identity import FakeTensor
 
@@ -33,11 +34,34 @@ def test_pool_shape_reads_a_tensor() -> None:
         np.zeros((4, 2, 2, 8), np.int8)[:, :, :, ::2],
         np.zeros((4, 2, 3, 8), np.int8),
         np.zeros((0, 2, 2, 8), np.int8),
+        np.zeros((4, 2, 2, 8), np.int8)[::2],
+        np.zeros((4, 2, 2, 8), np.int8)[:, ::-1],
+        np.zeros((4, 2, 8, 2), np.int8).swapaxes(2, 3),
+        np.zeros((2, limits.MAX_LAYERS + 1, 1, 1), np.int8),
+        np.zeros((1, 4, 2, 2, 8), np.int8),
     ],
 )
 def test_pool_shape_refuses_other_layouts(array: Any) -> None:
     with pytest.raises(UncachedError):
         PoolShape.of(FakeTensor(array))
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((0, 2), (32, 16)), ((4, 0), (16, 16))])
+def test_a_pool_without_pages_or_layers_is_refused(
+    shape: tuple[int, int], strides: tuple[int, int]
+) -> None:
+    """With the strides that torch gives it."""
+    empty: Any = SimpleNamespace(shape=(*shape, 2, 8), stride=lambda: (*strides, 8, 1))
+    with pytest.raises(UncachedError, match="four dimensions"):
+        PoolShape.of(empty)
+
+
+def test_a_latents_page_is_half_as_large_and_named_otherwise() -> None:
+    latent = PoolShape.of(FakeTensor(np.zeros((4, 2, 1, 8), np.float16)))
+    assert latent.page_bytes == 2 * 8 * 2
+    both = PoolShape.of(FakeTensor(np.zeros((4, 2, 2, 8), np.float16)))
+    assert both.page_bytes == 2 * 2 * 8 * 2
+    assert latent.as_cache().layout != both.as_cache().layout
 
 
 def test_a_shared_pool_is_exported_where_it_lies() -> None:

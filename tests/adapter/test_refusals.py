@@ -13,6 +13,7 @@ from adapter.refusals import (
     UncachedError,
     attention_ranks,
     draft_models,
+    is_nvfp4,
     notes,
     refuse_model,
     refuse_unsupported,
@@ -41,6 +42,7 @@ def args(**changes: Any) -> Any:
         ({"context_parallel_size": 2}, "context_parallel_size"),
         ({"max_beam_width": 4}, "max_beam_width"),
         ({"tensor_parallel_size": 16, "gpus_per_node": 8}, "gpus_per_node 8.*one server"),
+        ({"tensor_parallel_size": 9, "gpus_per_node": 8}, "gpus_per_node 8.*one server"),
         ({"kv_cache_config": CacheConfig(max_attention_window=[128])}, "max_attention_window"),
     ],
 )
@@ -66,6 +68,16 @@ def test_engines_that_can(changes: dict[str, Any]) -> None:
 def test_a_short_window_is_described_by_the_second_manager() -> None:
     engine = args(kv_cache_config=CacheConfig(max_attention_window=[128]))
     refuse_unsupported(engine, is_v2=True)
+
+
+def test_four_bits_are_described_by_the_second_manager() -> None:
+    for quantised in (
+        {"kv_cache_config": CacheConfig(dtype="nvfp4")},
+        {"quant_config": SimpleNamespace(kv_cache_quant_algo="NVFP4")},
+    ):
+        assert is_nvfp4(args(**quantised))
+        refuse_unsupported(args(**quantised), is_v2=True)
+    assert not is_nvfp4(args(kv_cache_config=CacheConfig(dtype="fp8")))
 
 
 class DraftTargetDecodingConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,21 @@ def test_cap_on_held_pages(percent: int, cap: int) -> None:
         ledger.report(2)
         assert ledger.hold(3, 1)
         assert ledger.num_held_pages == 1
+
+
+def test_groups_of_one_pool_see_each_others_pages_change_hands() -> None:
+    """A page that leaves one group's table may come back in the other's."""
+    geo = replace(geometry(num_pages=100, windows=(0, 9, 0)), pools=(0, 1, 0))
+    ledger = SaveLedger(geo, 50)
+    page = np.array([7], np.int32)
+    named = [ticks.of(page) for ticks in ledger.ticks]
+    ledger.ticks[2].raise_for(page)
+    unchanged = [
+        ticks.num_unchanged(page, seen) for ticks, seen in zip(ledger.ticks, named, strict=True)
+    ]
+    assert unchanged == [0, 1, 0]
+    assert ledger.max_held_pages == 100  # half of two pools, not of three
+    assert SaveLedger(replace(geo, pools=()), 50).max_held_pages == 150
 
 
 def test_ids_are_reported_once() -> None:
