@@ -12,10 +12,11 @@ import pytest
 from adapter.copy import LoadError
 from adapter.metadata import ConnectorMetadata, LoadOrder
 from protocol.layout import SLOT_DTYPE
+from server.asking import stats
 from tests.adapter.enginerig import Stream, launched, write_model
 from tests.adapter.hostlike import EPOCH, Output, Report, tokens
 from tests.adapter.rankrig import Follower, RankRig
-from tests.wire.process import ServerProcess
+from tests.wire.process import ServerProcess, wait_until
 
 PROMPT = tokens(22)
 
@@ -117,6 +118,25 @@ class HeldStream(Stream):
         return False
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_pages_come_back_although_one_rank_never_confirms(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    monkeypatch.setattr("adapter.saveledger.HOLD_S", 0.3)
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    try:
+        text = tokens(22, seed=60 + rank)
+        rig.streams[rank] = HeldStream()
+        assert rig.run_saved(text).kept  # the host has them back from both
+        counts = [worker.counters() for worker in rig.workers]
+        assert counts[rank]["saves_dropped_hold_expired"] == 1
+        assert all((c["held_pages"], c["open_saves"]) == (0, 0) for c in counts)
+        del rig.streams[rank]
+        assert rig.run_saved(text).offered == 0, "half of it is no hit"
+    finally:
+        rig.close()
+
+
 def test_when_the_leader_ends_caching_the_other_ranks_save_no_more(
     server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -137,3 +157,47 @@ def test_when_the_leader_ends_caching_the_other_ranks_save_no_more(
         assert other.counters()["open_saves"] == 0
     finally:
         rig.close()
+
+
+HELD_ON_THE_SERVER = ("leases", "pinned_slots", "stores", "slots_reserved", "copies_in_flight")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ranks_leave_in_any_order_amid_loads_and_saves(
+    server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    order: tuple[int, ...],
+    mode: str,
+) -> None:
+    """One rank's stream stands still, so that its load and its save are under way to the end."""
+    monkeypatch.setenv("TRTLLM_CONFORMANCE_EPOCH", "E4")
+    monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", mode)
+    before = stats(server.side_path, 5.0)
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    workers = list(rig.workers)
+    try:
+        text = tokens(22, seed=90)
+        rig.run_saved(text)
+        saving, _, pages = rig.begin(tokens(22, seed=91))
+        rig.iterate(Output([Report(saving.request_id, saving.tokens[:22], pages, 0, 22)]))
+        rig.streams[1] = HeldStream()
+        rig.iterate(Output(cached_requests=[Report(saving.request_id, [1], [], 22, 1)]))
+        loading, offered, _ = rig.begin(text)
+        assert offered == 20
+        if mode == "async":
+            rig.iterate(Output())  # it is begun on all ranks, and goes on on one
+            assert [worker._loads.num_waiting for worker in workers if worker._loads][1] == 1
+            assert loading.request_id in rig.loading
+        assert workers[1].counters()["open_saves"] == 1
+    finally:
+        for rank in order:
+            workers[rank].shutdown()
+
+    def is_clean() -> bool:
+        now = stats(server.side_path, 5.0)
+        left = [now[name] for name in HELD_ON_THE_SERVER]
+        return now["sessions"] == before["sessions"] and not any(left)
+
+    assert wait_until(is_clean, 10.0), stats(server.side_path, 5.0)
