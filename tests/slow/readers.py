@@ -35,6 +35,11 @@ TARGET_LENGTH_RATIO = 1.5
 """A doubled prompt: 1 is none of it looked at, 2 is all; between, a busy machine has its room."""
 
 
+LAYERWISE_GAIN, LAYERWISE_HIDDEN = 1.3, 0.5
+"""Of loading by layer: the gain where computing takes as long as loading, and the share of the load
+that computing of twice its length hides. Two cores have no room for all of it."""
+
+
 def exactly(value: Any, wanted: Any) -> Figure:
     """A figure that must be what it is.
 
@@ -143,6 +148,36 @@ def read_adapter(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
     }
     for length, by_name in document["us_per_request_and_step"].items():
         figures[f"{length} tokens, us per request and step"] = Figure(round(by_name["total"], 3))
+    return figures
+
+
+def read_layerwise(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Of ``tests.benchmarks.bench_layerwise --json``.
+
+    Args:
+        document: as it wrote it.
+    """
+    figures = {
+        "load bytes": Figure(document["load_bytes"]),
+        "load GB/s": Figure(round(document["load_gb_per_s"], 1)),
+    }
+    for row in document["rows"]:
+        ratio = row["compute_to_load"]
+        gain, hidden = round(row["gain"], 3), round(row["hidden"], 3)
+        figures |= {
+            f"computing {ratio:g} of the load, {name}, ms": Figure(round(row[key], 2))
+            for name, key in (
+                ("nothing to load", "compute_ms"),
+                ("whole pages", "whole_ms"),
+                ("by layer", "by_layer_ms"),
+            )
+        }
+        figures[f"computing {ratio:g} of the load, gain"] = (
+            at_least(gain, LAYERWISE_GAIN) if ratio == 1 else Figure(gain)
+        )
+        figures[f"computing {ratio:g} of the load, hidden"] = (
+            at_least(hidden, LAYERWISE_HIDDEN) if ratio == 2 else Figure(hidden)
+        )
     return figures
 
 

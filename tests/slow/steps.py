@@ -22,6 +22,7 @@ from tests.slow.readers import (
     read_agentic,
     read_chaos,
     read_kit,
+    read_layerwise,
     read_schedules,
     read_soak,
 )
@@ -44,6 +45,12 @@ ON_DEVICES = "tests/e2e/test_combinations_simulated.py"
 """All combinations once more, on a simulated CUDA device."""
 
 SCHEDULES_PER_MODE_ON_DEVICES = 100
+
+GAPS = "tests/e2e/test_gaps_in_time.py"
+"""Hooks while the server is in trouble, in every gap between two messages."""
+
+GAP_ROUNDS = 3
+"""Of all gaps with each trouble, in random order, after each once."""
 
 DEPLOYMENT = ("tests/deploy/test_machine.py", "tests/deploy/test_image.py")
 """The unit under a real systemd, the image under a real Docker."""
@@ -86,7 +93,7 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
                 build / "slow-marked.xml",
                 (
                     *("-m", "slow and not gpu", f"--hypothesis-seed={seed}", "--timeout=600"),
-                    *(f"--ignore={path}" for path in (ON_DEVICES, *DEPLOYMENT, *apart())),
+                    *(f"--ignore={path}" for path in (ON_DEVICES, GAPS, *DEPLOYMENT, *apart())),
                 ),
                 {"KV_E2E_SEED": str(seed)},
                 limit_s=1800,
@@ -104,8 +111,8 @@ def plan(seed: int, build: Path, quick: bool) -> list[Step]:
         )
     more = {"KV_E2E_SEED": str(seed), "KV_E2E_ROUNDS": "60" if quick else "240"}
     folders = ("tests/faults", "tests/e2e")
-    # Unless it is the short run: combinations have a step of their own.
-    elsewhere = () if quick else (*COMBINATIONS, ON_DEVICES)
+    # Unless it is the short run: these have steps of their own.
+    elsewhere = () if quick else (*COMBINATIONS, ON_DEVICES, GAPS)
     steps.append(
         suite_step(
             "fault rows and end to end",
@@ -302,8 +309,24 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
         return steps
     rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
     report = build / "slow-combinations.xml"
+    gaps = {"KV_E2E_SEED": str(seed), "KV_GAP_ROUNDS": str(GAP_ROUNDS)}
     return [
         *steps,
+        Step(
+            "layer-wise gain",
+            (*module, "tests.benchmarks.bench_layerwise", "--json"),
+            limit_s=300,
+            read=lambda _, stdout: read_layerwise(json.loads(stdout)),
+        ),
+        suite_step(
+            "hooks beside trouble",
+            build / "slow-gaps.xml",
+            (GAPS, "--timeout=900"),
+            gaps,
+            limit_s=2400,
+            may_skip=False,
+            tells=True,
+        ),
         suite_step(
             "combinations", report, (*COMBINATIONS, "--timeout=600"), rounds, 3600, may_skip=False
         ),

@@ -15,6 +15,7 @@ from tests.slow.readers import (
     read_agentic,
     read_chaos,
     read_kit,
+    read_layerwise,
     read_schedules,
     read_soak,
 )
@@ -76,6 +77,23 @@ CHAOS: dict[str, Any] = {
 }
 
 
+LAYERWISE: dict[str, Any] = {
+    "load_bytes": 1 << 28,
+    "load_gb_per_s": 9.6,
+    "rows": [
+        {
+            "compute_to_load": ratio,
+            "compute_ms": 1.0,
+            "whole_ms": 2.0,
+            "by_layer_ms": 1.5,
+            "hidden": hidden,
+            "gain": gain,
+        }
+        for ratio, hidden, gain in ((0.5, 0.1, 1.0), (1.0, 0.1, 1.3), (2.0, 0.5, 1.0))
+    ],
+}
+
+
 def missed(figures: dict[str, Figure]) -> set[str]:
     return {name for name, figure in figures.items() if figure.met is False}
 
@@ -97,6 +115,7 @@ def test_what_is_as_it_should_be_misses_nothing() -> None:
     assert missed(read_agentic(AGENTS)) == set()
     assert missed(read_adapter(ADAPTER, quick=False)) == set()
     assert missed(read_chaos(CHAOS)) == set()
+    assert missed(read_layerwise(LAYERWISE)) == set()
 
 
 @pytest.mark.parametrize(
@@ -159,6 +178,17 @@ def test_cost_that_follows_the_prompt() -> None:
     assert missed(figures) == {"ratio of doubled prompt length"}
     assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=False)) == {"active requests"}
     assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=True)) == set()
+
+
+def test_layers_that_hide_too_little() -> None:
+    slow = copy.deepcopy(LAYERWISE)
+    slow["rows"][1]["gain"], slow["rows"][2]["hidden"] = 1.29, 0.49
+    assert missed(read_layerwise(slow)) == {
+        "computing 1 of the load, gain",
+        "computing 2 of the load, hidden",
+    }
+    named = read_layerwise(LAYERWISE)
+    assert named["computing 0.5 of the load, by layer, ms"].value == 1.5
 
 
 @pytest.mark.parametrize(
