@@ -14,7 +14,7 @@ Must not know: requests, the connector's rules. Called by the executor's thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from adapter.conformance.host.connector import ConnectorPort
@@ -104,7 +104,7 @@ class Device:
         """
         model, stream = self._model, self.execution
         stream.wait_stream(self.main)
-        stream.enqueue(lambda: model.begin(entries))
+        stream.enqueue(lambda: _begin(model, entries))
         for layer in range(model.num_layers):
             if layer_hooks:
                 port.before_layer(layer, stream, has_load=has_load)
@@ -115,18 +115,26 @@ class Device:
         port.after_forward()
         self.main.wait_stream(stream)
 
-    def sample(self, entries: Sequence[ForwardEntry], cells: Sequence[TokenCell]) -> WorkEvent:
+    def sample(
+        self,
+        entries: Sequence[ForwardEntry],
+        cells: Sequence[TokenCell],
+        behind: Callable[[], object] | None = None,
+    ) -> WorkEvent:
         """Queue sampling on M.
 
         Args:
             entries: Entries of the last forward that want a sample.
             cells: One per entry, filled when the work runs.
+            behind: Work on the samples, or None.
 
         Returns:
-            An event behind the samples.
+            An event behind the samples and the work on them.
         """
         pairs = list(zip(entries, cells, strict=True))
         self.main.enqueue(lambda: _sample(self._model, pairs))
+        if behind is not None:
+            self.main.enqueue(behind)
         sampled: WorkEvent = self.main.record_event()
         return sampled
 
@@ -160,6 +168,12 @@ class Device:
     def _fill(self, ids: list[list[int]]) -> None:
         for group, pages in zip(self.memory.groups, ids, strict=True):
             group.fill(pages, _POISON_BYTE)
+
+
+def _begin(model: ForwardModel, entries: Sequence[ForwardEntry]) -> None:
+    for entry in entries:
+        entry.settle()
+    model.begin(entries)
 
 
 def _layer_work(model: ForwardModel, layer: int, entries: Sequence[ForwardEntry]) -> Any:

@@ -280,7 +280,7 @@ class HostEngine:
             raise ConnectorContractError("a generation-only request with a connector on V1")
         if not params.prompt or params.max_new_tokens < 1:
             raise ValueError("a request needs a prompt and max_new_tokens >= 1")
-        length = len(params.prompt) + params.max_new_tokens
+        length = len(params.prompt) + params.max_new_tokens + self.options.headroom
         if length > self.model.max_seq_len:
             raise ValueError(f"{length} tokens, but the model holds {self.model.max_seq_len}")
         in_one = self.options.layout == "v2" and not self.llm_args.enable_chunked_prefill

@@ -158,9 +158,9 @@ class Executor:
         return _IDLE_POLL_S if self._polls_idle() else None
 
     def _is_busy(self) -> bool:
-        scheduler, previous = self._scheduler, self._iteration.previous
-        waiting = scheduler.waiting or self.finisher.replaying
-        return bool(scheduler.active or waiting or previous or self._forgets)
+        # A batch of requests that all ended is scanned when others come: it keeps nobody busy.
+        waiting = self._scheduler.waiting or self.finisher.replaying
+        return bool(self._scheduler.active or waiting or self._forgets)
 
     def _polls_idle(self) -> bool:
         return self._parts.options.epoch == "E4" and bool(self.ledger)

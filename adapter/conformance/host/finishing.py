@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from adapter.conformance.host.cache import CacheManager
 from adapter.conformance.host.comm import Communicator, Solo
 from adapter.conformance.host.connector import ConnectorPort
-from adapter.conformance.host.drafts import accepted
+from adapter.conformance.host.drafts import Sample, accepted
 from adapter.conformance.host.errors import RequestCancelledError
-from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.hardware import WorkEvent
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import DeltaReporter, Planner
@@ -28,22 +27,6 @@ from adapter.conformance.host.requests import HostRequest, HostResult, Phase
 from adapter.conformance.host.transfers import TransferLedger
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A token on its way; with drafts also what would follow each of them.
-
-    Attributes:
-        entries: What is sampled: the last token's entry, then one per draft.
-        cells: Where the samples will be.
-        attempt: The request's allocation it belongs to; another one's does not count.
-    """
-
-    request: HostRequest
-    entries: tuple[ForwardEntry, ...]
-    cells: tuple[TokenCell, ...]
-    attempt: int = 0
 
 
 @dataclass
@@ -126,7 +109,7 @@ class Finisher:
             if request.phase is Phase.ENDED:
                 self._scan_again(request)
             elif sample.attempt == request.attempt:
-                self._take_samples(request, sample.cells)
+                self._take_samples(request, sample)
 
     def cancel(self, request_ids: Iterable[int], reason: str) -> None:
         """End requests early; pages go without a callback (late E2, E3; §6).
@@ -208,14 +191,11 @@ class Finisher:
                 return request
         return self.replaying.pop(request_id, None)
 
-    def _take_samples(self, request: HostRequest, cells: tuple[TokenCell, ...]) -> None:
-        if len(cells) > 1:
-            count = accepted(request, [cell.get() for cell in cells])
-            request.drafts = []
-            request.num_issued += count
-            request.last_cell = cells[count]
-            cells = cells[: count + 1]
-        for cell in cells:
+    def _take_samples(self, request: HostRequest, sample: Sample) -> None:
+        num_accepted = accepted(sample)
+        request.num_issued += num_accepted
+        request.num_unverified -= len(sample.cells) - 1
+        for cell in sample.cells[: num_accepted + 1]:
             token, logits = cell.get(), cell.logits
             request.tokens.append(token)
             if self._options.capture_logits and logits is not None:
@@ -226,6 +206,14 @@ class Finisher:
             if len(request.generated) >= request.params.max_new_tokens:
                 self._finish(request, "length")
                 return
+        if len(sample.cells) > 1:
+            self._rewind(request)
+
+    def _rewind(self, request: HostRequest) -> None:
+        # What no forward can have written any more goes back, unseen by the connector (§11).
+        keep = -(-request.num_computable // self._cache.tokens_per_block)
+        self._cache.release([request.blocks[keep:]])
+        del request.blocks[keep:]
 
     def _await_transfers(self, request: HostRequest, reason: str) -> None:
         if request.request_id in self._cancelling:

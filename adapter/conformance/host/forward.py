@@ -10,7 +10,7 @@ Must not know: requests, scheduling, the connector. Steps run on stream threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -38,11 +38,30 @@ class TokenCell:
 
 
 @dataclass
+class TokenLane:
+    """A generating request's tokens in device memory, and the drafts that are verified next.
+
+    Written on M behind the samples, read on X: with the overlap scheduler the executor learns of
+    either an iteration later.
+
+    Attributes:
+        tokens: The prompt and what was sampled and confirmed; the last one is fed next.
+        drafts: Tokens proposed to follow.
+        num_right: How many of them the model will confirm.
+    """
+
+    tokens: list[int]
+    drafts: list[int] = field(default_factory=list)
+    num_right: int = 0
+
+
+@dataclass
 class ForwardEntry:
     """One request's part of a forward.
 
     Attributes:
-        start: Position of the first token computed.
+        start: Position of the first token computed; with a lane the last one possible, until
+            ``settle``.
         num_tokens: Tokens computed.
         tokens: Prompt tokens of that range, or the cell of the one token fed back.
         tables: Pages of the request per layer group, ordinal order, covering the range;
@@ -51,6 +70,8 @@ class ForwardEntry:
         first: Whether everything before ``start`` was loaded or matched, not computed
             by an earlier forward of this request.
         memo: The model's own memory of the request.
+        lane: Where token and position of a request with drafts are found, or None.
+        place: Which of them: 0 for the last token, then the drafts.
         state: The model's working values of this forward.
         output: What ``sample`` turns into a token.
     """
@@ -62,8 +83,17 @@ class ForwardEntry:
     wants_sample: bool
     first: bool
     memo: Any
+    lane: TokenLane | None = None
+    place: int = 0
     state: Any = None
     output: Any = None
+
+    def settle(self) -> None:
+        """Take token and position from the lane; on X, before anything else asks for them."""
+        if self.lane is not None:
+            known = self.lane.tokens
+            self.start = len(known) - 1 + self.place
+            self.tokens = [self.lane.drafts[self.place - 1] if self.place else known[-1]]
 
     def token_ids(self) -> Sequence[int]:
         """The token ids computed; only to be asked on X."""

@@ -97,7 +97,7 @@ class Iteration:
             parts.control,
             adp=parts.adp,
         )
-        self.launcher = Launcher(parts.device, parts.cache, parts.port, options)
+        self.launcher = Launcher(parts.device, parts.cache, parts.port, options, parts.drafter)
         self.previous: InFlight | None = None
         self._parts = parts
         self._error_budget = options.error_budget
@@ -127,7 +127,7 @@ class Iteration:
             self.launcher.sample(launched)
             self.finisher.scan(launched)
         if self._parts.drafter is not None:
-            self._parts.drafter.refresh(self._parts.scheduler.active.values())
+            self._parts.drafter.forget_others(self._parts.scheduler.active)
         self.finisher.cancel(cancelled, "was cancelled")
         self.finisher.poll_transfers()
 

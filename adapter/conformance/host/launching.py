@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from adapter.conformance.host.cache import CacheManager
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.device import Device
-from adapter.conformance.host.finishing import InFlight, Sample
+from adapter.conformance.host.drafts import Drafter, Sample
+from adapter.conformance.host.finishing import InFlight
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import Batch, Scheduled
@@ -29,6 +30,7 @@ class Launcher:
         cache: Learns which prompts are computed.
         port: The connector's layer hooks, callable and ``wait_for_save``.
         options: Version switches.
+        drafter: Proposes tokens behind each sample; None without drafts.
 
     Attributes:
         num_forwards: Forwards launched.
@@ -36,7 +38,12 @@ class Launcher:
     """
 
     def __init__(
-        self, device: Device, cache: CacheManager, port: ConnectorPort, options: HostOptions
+        self,
+        device: Device,
+        cache: CacheManager,
+        port: ConnectorPort,
+        options: HostOptions,
+        drafter: Drafter | None = None,
     ) -> None:
         self.num_forwards = 0
         self.num_computed_tokens = 0
@@ -44,6 +51,7 @@ class Launcher:
         self._cache = cache
         self._port = port
         self._options = options
+        self._drafter = drafter
 
     def launch(self, batch: Batch) -> InFlight:
         """Queue a batch's forward and let the connector save behind it.
@@ -74,7 +82,8 @@ class Launcher:
         if in_flight is not None:
             entries = [entry for sample in in_flight.samples for entry in sample.entries]
             cells = [cell for sample in in_flight.samples for cell in sample.cells]
-            in_flight.sampled = self._device.sample(entries, cells)
+            behind = None if self._drafter is None else self._drafter.behind(in_flight.samples)
+            in_flight.sampled = self._device.sample(entries, cells, behind)
 
     def _entries(self, scheduled: Scheduled) -> list[ForwardEntry]:
         request, start = scheduled.request, scheduled.start
@@ -83,10 +92,14 @@ class Launcher:
             tokens = request.tokens[start:end]
             first = scheduled.first_forward
             return [_entry(request, start, tokens, end >= request.context_len, first)]
+        if self._drafter is None:
+            return [_entry(request, start, request.last_cell or (), True, False)]
         # A draft reads the KV of what stands before it: entries of one forward run in order.
-        fed: list[Sequence[int] | TokenCell] = [request.last_cell or ()]
-        fed += [[draft] for draft in request.drafts]
-        return [_entry(request, start + i, tokens, True, False) for i, tokens in enumerate(fed)]
+        lane, count = self._drafter.lane(request), scheduled.num_tokens
+        fed = [_entry(request, start + i, (0,), True, False) for i in range(count)]
+        for place, entry in enumerate(fed):
+            entry.lane, entry.place = lane, place
+        return fed
 
     def _advance(self, scheduled: list[Scheduled], parts: list[list[ForwardEntry]]) -> InFlight:
         in_flight = InFlight()
@@ -102,6 +115,7 @@ class Launcher:
             if part.is_context:
                 request.phase = Phase.GENERATION
             request.num_issued += 1
+            request.num_unverified += len(entries) - 1
             cells = tuple(TokenCell() for _ in entries)
             request.last_cell = cells[0]
             in_flight.samples.append(Sample(request, tuple(entries), cells, request.attempt))

@@ -66,7 +66,9 @@ class HostOptions:
             executors do: ``num_scheduled_tokens`` may be overstated (§5, step 6).
         skip_forward: Asked with the iteration's number; True skips its forward after
             loads were started, as attention DP does (host contract §5, §9 rule 8).
-        num_drafts: Draft tokens verified per generated token (§3); overlap is off with them.
+        num_drafts: Draft tokens verified per generated token (§3).
+        one_call_more: Early E1 with the overlap scheduler: a request is computed once more after
+            its last token, so that every hook is called once more (§5).
         estimate_kv: Run the memory estimation of bring-up first, on a pool and an
             executor without the connector (§4, step 4).
         direct_preemption: Preempt by ``request_finished`` in place of ``request_reset`` (E4,
@@ -95,12 +97,18 @@ class HostOptions:
     late_trim: bool = False
     skip_forward: Callable[[int], bool] | None = None
     num_drafts: int = 0
+    one_call_more: bool = False
     estimate_kv: bool = False
     direct_preemption: bool = False
     load_skew: int = 0
     load_deadline_s: float = 60.0
     probe: Probe | None = None
     stream_timeout_s: float = 300.0
+
+    @property
+    def headroom(self) -> int:
+        """Tokens that may be computed behind a request's last one, whose samples do not count."""
+        return max(self.num_drafts, int(self.one_call_more)) if self.overlap else 0
 
     @property
     def hooks_are_fatal(self) -> bool:

@@ -50,7 +50,7 @@ class Scheduled:
     """One request's place in a batch.
 
     Attributes:
-        start: Position of the first token computed.
+        start: Position of the first token computed; with drafts the last one possible.
         num_tokens: Tokens computed.
         reported_tokens: Tokens computed as reported to the connector.
         computed_position: As reported to the connector.
@@ -195,7 +195,8 @@ class DeltaReporter:
             "num_scheduled_tokens": scheduled.reported_tokens,
         }
         told.num_tokens = len(request.tokens)
-        told.num_blocks = len(request.blocks)
+        # Pages that rejected drafts gave back are not taken back, nor reported when they return.
+        told.num_blocks = max(told.num_blocks, len(request.blocks))
         if self._epoch == "E1":
             return RequestDataE1(**fields)
         salt, priority = request.params.cache_salt, request.params.retention_priority

@@ -154,12 +154,12 @@ class HostRequest:
         cursor: Prompt tokens computed, loaded or matched so far.
         honoured: Tokens honoured from the connector in this iteration.
         matched_by_connector: V2's honoured count as the connector sees it, None before.
-        num_issued: Samples queued so far, known or not.
+        num_issued: Samples queued so far, known or not; of drafts only the accepted ones.
+        num_drafts: Tokens that the device proposes behind the last sample queued.
+        num_unverified: Drafts fed to forwards whose samples were not waited for.
         last_cell: Where the last queued sample goes.
         saving: Whether ``request_finished`` answered True and saving is not done.
         forwards_seen: Whether a forward of it was launched.
-        drafts: Tokens proposed to follow the last known one.
-        num_right_drafts: How many of them the model will confirm.
     """
 
     request_id: int
@@ -175,14 +175,14 @@ class HostRequest:
     honoured: int = 0
     matched_by_connector: int | None = None
     num_issued: int = 0
+    num_drafts: int = 0
+    num_unverified: int = 0
     last_cell: TokenCell | None = None
     saving: bool = False
     forwards_seen: bool = False
     num_device_tokens: int = 0
     num_loaded_tokens: int = 0
     logits: list[Any] = field(default_factory=list)
-    drafts: list[int] = field(default_factory=list)
-    num_right_drafts: int = 0
 
     def __post_init__(self) -> None:
         """A first attempt computes the prompt."""
@@ -208,9 +208,20 @@ class HostRequest:
         """Known generated tokens."""
         return self.tokens[self.prompt_len :]
 
-    def blocks_needed(self, tokens_per_block: int) -> int:
-        """Pages to completion: the last generated token is never computed."""
-        return -(-(self.prompt_len + self.params.max_new_tokens - 1) // tokens_per_block)
+    def blocks_needed(self, tokens_per_block: int, headroom: int = 0) -> int:
+        """Pages to completion: the last generated token is never computed.
+
+        Args:
+            tokens_per_block: Tokens a page holds.
+            headroom: Tokens that may be computed beyond it all the same.
+        """
+        num_tokens = self.prompt_len + self.params.max_new_tokens - 1 + headroom
+        return -(-num_tokens // tokens_per_block)
+
+    @property
+    def num_computable(self) -> int:
+        """Tokens whose KV the forwards launched so far may have written, drafts included."""
+        return self.prompt_len + self.num_issued + self.num_unverified - 1
 
 
 class LlmRequestView:

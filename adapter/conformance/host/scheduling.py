@@ -59,6 +59,7 @@ class BatchScheduler:
         self._reuse = reuse
         self._copy_page = copy_page
         self._size = allocator.tokens_per_block
+        self._headroom = options.headroom
 
     def plan(self) -> Batch:
         """Schedule one iteration, allocate, query, and report pages.
@@ -79,10 +80,11 @@ class BatchScheduler:
         for request in self.active.values():
             if request.phase is not Phase.GENERATION or self._is_full(batch) or budget < 1:
                 continue
-            if request.num_issued >= request.params.max_new_tokens:
+            left = request.params.max_new_tokens - request.num_issued
+            if left < (0 if self._options.one_call_more else 1):
                 continue  # its last sample is under way
-            position = request.prompt_len + request.num_issued - 1
-            num_tokens = 1 + len(request.drafts)
+            position = request.num_computable
+            num_tokens = 1 + max(0, min(request.num_drafts, left - 1))
             if num_tokens > budget:
                 continue
             missing = (position + num_tokens - 1) // self._size + 1 - len(request.blocks)
@@ -175,10 +177,10 @@ class BatchScheduler:
 
     def _fits(self, request: HostRequest) -> bool:
         promised = sum(
-            max(0, other.blocks_needed(self._size) - len(other.blocks))
+            max(0, other.blocks_needed(self._size, self._headroom) - len(other.blocks))
             for other in self.active.values()
         )
-        needed = request.blocks_needed(self._size)
+        needed = request.blocks_needed(self._size, self._headroom)
         return self._allocator.num_available - promised >= needed
 
     def _is_full(self, batch: Batch) -> bool:

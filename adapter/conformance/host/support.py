@@ -39,6 +39,7 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
         and not is_v2,
         "speculative_config": _has_draft_model(llm_args.speculative_config),
         "num_drafts": bool(options.num_drafts) and (is_v2 or options.epoch == "E1"),
+        "one_call_more": options.one_call_more and options.epoch != "E1",
         "direct_preemption": options.direct_preemption and options.epoch != "E4",
         "layout": is_v2 and not is_late,
         "kv_cache_config.enable_block_reuse": is_v2 and not cache.enable_block_reuse,
@@ -55,9 +56,9 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
             f"max_num_tokens is {llm_args.max_num_tokens}, below one block of "
             f"{cache.tokens_per_block} tokens"
         )
-    # How many drafts were accepted moves the next batch's positions: it is waited for.
-    overlap = options.overlap and not llm_args.disable_overlap_scheduler and not options.num_drafts
-    return replace(options, overlap=overlap)
+    overlap = options.overlap and not llm_args.disable_overlap_scheduler
+    once_more = options.one_call_more and overlap
+    return replace(options, overlap=overlap, one_call_more=once_more)
 
 
 def _has_draft_model(speculative: object | None) -> bool:

@@ -171,11 +171,44 @@ def test_a_stop_token_under_overlap_adds_a_forward(overlap: bool) -> None:
         second = probe.submit(prompt(10), 4).result(WAIT_S).tokens[1]
     with engine(overlap=overlap) as host:
         result = host.submit(prompt(10), 4, stop_ids=[second]).result(WAIT_S)
-        until(lambda: host.hooks.num_calls("get_finished") >= 2 + 2 * overlap)
+        until(lambda: host.hooks.num_calls("get_finished") >= 2 + overlap)
     assert (len(result.tokens), result.finish_reason) == (2, "stop")
     names = names_of(host)
-    assert names.count("wait_for_save") == 2 + overlap
+    assert names.count("wait_for_save") == names.count("get_finished") == 2 + overlap
     assert names.count("request_finished") == 1
+
+
+def test_the_batch_behind_a_stop_is_scanned_when_others_come() -> None:
+    with engine() as probe:
+        second = probe.submit(prompt(10), 4).result(WAIT_S).tokens[1]
+    with engine("keep") as host:
+        host.submit(prompt(10), 4, stop_ids=[second]).result(WAIT_S)
+        until(lambda: host.hooks.num_calls("get_finished") == 3)
+        # Nothing is active: the executor sleeps, with the batch of a request that ended in flight.
+        assert host._executor._iteration.previous is not None
+        host.submit(prompt(3, seed=5), 1).result(WAIT_S)
+    finished = [detail for name, _, detail in calls_of(host) if name == "request_finished"]
+    assert [request_id for request_id, _ in finished] == [1, 1, 2]
+    assert finished[0] == finished[1]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_early_e1_with_overlap_calls_everything_once_more(overlap: bool) -> None:
+    with engine(epoch="E1") as probe:
+        right = probe.submit(prompt(13), 4).result(WAIT_S).tokens
+    with engine(epoch="E1", one_call_more=True, overlap=overlap) as host:
+        result = host.submit(prompt(13), 4).result(WAIT_S)
+        until(lambda: host.hooks.num_calls("get_finished") >= 4 + overlap)
+        host.allocator.check_integrity()
+        assert host.stats().num_available_blocks == 32
+    names = names_of(host)
+    for name in (*PER_ITERATION, "get_finished"):
+        assert names.count(name) == 4 + overlap, name
+    assert names.count("save_kv_layer") == names.count("wait_for_layer_load") == 2 * (4 + overlap)
+    assert (result.tokens, names.count("request_finished")) == (right, 1)
+    # What it computes lies in a page of its own: 13 + 4 tokens are more than two pages hold.
+    pages = [len(data.new_block_ids) for data in reports(host, "cached_requests")]
+    assert sum(pages) == overlap
 
 
 def test_asynchronous_loads_are_announced_once_and_reported_new_later() -> None:

@@ -50,7 +50,11 @@ def test_what_late_epochs_run_is_run() -> None:
     assert settle(replace(GOOD, tensor_parallel_size=2), HostOptions(), 2).epoch == "E2"
     assert settle(LATE, HostOptions(epoch="E3")).epoch == "E3"
     assert settle(V2, HostOptions(epoch="E4", layout="v2")).layout == "v2"
-    assert not settle(GOOD, HostOptions(num_drafts=2)).overlap  # accepted drafts are waited for
+    assert settle(GOOD, HostOptions(num_drafts=2)).overlap
+    early = HostOptions(epoch="E1", one_call_more=True)
+    assert settle(GOOD, early).one_call_more
+    in_turn = replace(GOOD, disable_overlap_scheduler=True)
+    assert not settle(in_turn, early).one_call_more  # it comes with the overlap scheduler
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,7 @@ def test_what_late_epochs_run_is_run() -> None:
             "enable_block_reuse",
         ),
         (GOOD, {"num_drafts": 1, "epoch": "E1"}, "num_drafts"),
+        (GOOD, {"one_call_more": True}, "one_call_more"),
         (GOOD, {"num_drafts": 1, "epoch": "E3", "layout": "v2"}, "num_drafts"),
         (
             replace(GOOD, speculative_config=SimpleNamespace(speculative_model="draft")),
