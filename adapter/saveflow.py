@@ -109,8 +109,12 @@ class SaveFlow:
             if len(orders) >= room:
                 break
             self._pass_gates(entry)
-            if not entry.ended:
-                orders += self._orders(entry, room - len(orders), max_chunks)
+            if entry.ended:
+                continue
+            due = list(self._orders(entry, room - len(orders), max_chunks))
+            if not due:  # what was waiting to be sent may have left its window meanwhile
+                self._ledger.tidy(entry, self._now_s)
+            orders += due
         return orders
 
     def _pass_gates(self, entry: SaveEntry) -> None:
