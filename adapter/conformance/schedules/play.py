@@ -1,9 +1,8 @@
 """Plays schedules on an engine: equal answers, and nothing left behind.
 
 An answer is equal when its tokens are and its logits are bit for bit those of a run without any
-cache. After a schedule the server may hold no lease, pin, reservation or open store, the adapter no
-page, and every page of the host may be handed out again. Must not know: how engines are built.
-Runs in the caller's thread.
+cache. What may not be left behind after a schedule is in ``leaks``. Must not know: how engines are
+built, whose connector it is. Runs in the caller's thread.
 """
 
 from __future__ import annotations
@@ -17,14 +16,8 @@ import torch
 
 from adapter.conformance.host.errors import RequestCancelledError
 from adapter.conformance.schedules.draw import Ask, Schedule, Wave
+from adapter.conformance.schedules.leaks import Leaks, of_kvkeep
 from adapter.conformance.schedules.subject import Answer, Handle, Subject
-
-GAUGES: Final = ("leases", "pinned_slots", "slots_reserved", "stores", "copies_in_flight")
-"""Values of the server that are 0 when no request is under way."""
-
-HELD: Final = ("held_pages", "busy_saves", "ring_lots_lent")
-"""Counters of the adapter that are 0 then. What a request that was cancelled without a callback had
-named is forgotten in later iterations (host contract rule 12); it holds nothing."""
 
 _RESULT_S: Final = 60.0
 _SETTLE_S: Final = 20.0
@@ -38,6 +31,10 @@ _LET_JOIN_S: Final = 0.5
 
 class PlayError(AssertionError):
     """An engine answered wrongly, hung or left something behind."""
+
+
+class NothingLoadedError(PlayError):
+    """An engine answered rightly, and never loaded anything."""
 
 
 @dataclass
@@ -64,7 +61,11 @@ class Tally:
 
 
 def play(
-    schedule: Schedule, subject: Subject, expected: Callable[[Ask], Answer], tally: Tally
+    schedule: Schedule,
+    subject: Subject,
+    expected: Callable[[Ask], Answer],
+    tally: Tally,
+    leaks: Leaks = of_kvkeep,
 ) -> None:
     """Plays one schedule.
 
@@ -73,6 +74,7 @@ def play(
         subject: the engine.
         expected: what an engine without a cache answers.
         tally: counts what is seen.
+        leaks: says what is left behind.
 
     Raises:
         PlayError: naming seed, request and difference.
@@ -83,7 +85,7 @@ def play(
             subject.forget_reuse(_SETTLE_S)
         time.sleep(wave.pause_s)
     subject.forget_reuse(_SETTLE_S)
-    check_nothing_left(schedule.seed, subject)
+    check_nothing_left(schedule.seed, subject, leaks)
     tally.schedules += 1
 
 
@@ -97,7 +99,8 @@ def play_again(ask: Ask, subject: Subject, expected: Callable[[Ask], Answer], ta
         tally: counts what is seen.
 
     Raises:
-        PlayError: an answer differs, the first was loaded, or none of some more was.
+        PlayError: an answer differs, or the first was loaded.
+        NothingLoadedError: all were right, and none was loaded.
     """
     for turn in range(_AGAIN):
         answer = _result(0, ask, subject.submit(ask))
@@ -115,7 +118,9 @@ def play_again(ask: Ask, subject: Subject, expected: Callable[[Ask], Answer], ta
         # The other ranks join with the first requests, and on a device a copier of its own has to
         # start for each of them.
         time.sleep(_LET_JOIN_S * turn)
-    raise PlayError(f"asked {_AGAIN} times, nothing was ever loaded: {ask}; {_seen(subject)}")
+    raise NothingLoadedError(
+        f"asked {_AGAIN} times, nothing was ever loaded: {ask}; {_seen(subject)}"
+    )
 
 
 def _seen(subject: Subject) -> str:
@@ -188,37 +193,22 @@ def _same_bits(one: Any, other: Any) -> bool:
     return one is not None and other is not None and bool(torch.equal(one, other))
 
 
-def check_nothing_left(seed: int, subject: Subject) -> None:
+def check_nothing_left(seed: int, subject: Subject, leaks: Leaks = of_kvkeep) -> None:
     """Looks for leaks, giving what is under way in the background a moment to end.
 
     Args:
         seed: for the message.
         subject: an engine on which nothing runs.
+        leaks: says what is left behind.
 
     Raises:
         PlayError: naming what is left.
     """
     end_s = time.monotonic() + _SETTLE_S
     while True:
-        left = _left(subject)
+        left = leaks(subject.look())
         if not left:
             return
         if time.monotonic() > end_s:
             raise PlayError(f"seed {seed}: left behind: {', '.join(left)}")
         time.sleep(_POLL_S)
-
-
-def _left(subject: Subject) -> list[str]:
-    left: list[str] = []
-    for rank, seen in enumerate(subject.look()):
-        if seen.died_of:
-            return [f"rank {rank} died of {seen.died_of}"]
-        if rank == 0 and not seen.server:
-            return ["a server that does not answer"]
-        if rank == 0:
-            gauges = {name: seen.server.get(name, "missing") for name in GAUGES}
-            left += [f"{name}={value}" for name, value in gauges.items() if value != 0]
-        left += [f"rank {rank}: {n}={seen.adapter[n]}" for n in HELD if seen.adapter.get(n)]
-        if seen.free_pages != seen.num_pages:
-            left.append(f"rank {rank}: {seen.num_pages - seen.free_pages} pages of the host")
-    return left

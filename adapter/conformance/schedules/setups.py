@@ -153,30 +153,34 @@ def _shape(life: str, block: int, max_blocks: int) -> Shape:
 
 
 @contextmanager
-def opened(setup: Setup, models: Path, url: str | None) -> Iterator[SoloSubject | RankedSubject]:
+def opened(
+    setup: Setup, models: Path, url: str | None, connector: KvCacheConnectorConfig | None = None
+) -> Iterator[SoloSubject | RankedSubject]:
     """An engine, running; it is ended afterwards.
 
     Args:
         setup: how it is built.
         models: folder for model directories, shared by all setups.
-        url: of its server; None builds the reference: no connector, no reuse, one request's worth
-            of pages or more.
+        url: of the server of our own connector; None for none.
+        connector: another connector; with neither, it is the reference: no connector, no reuse, one
+            request's worth of pages or more.
 
     Yields:
         The engine.
     """
+    chosen = connector or _connector(url)
     args = LlmArgs(
         model=str(_model_dir(models, setup.config)),
-        kv_cache_config=setup.cache if url else _reference_cache(setup),
-        kv_connector_config=_connector(url),
+        kv_cache_config=setup.cache if chosen else _reference_cache(setup),
+        kv_connector_config=chosen,
         max_num_tokens=setup.max_num_tokens,
-        speculative_config=_speculative(setup) if url else None,
+        speculative_config=_speculative(setup) if chosen else None,
         enable_chunked_prefill=setup.is_chunked,
     )
-    options = setup.options if url else _reference_options(setup)
-    if setup.size == 1 or (setup.is_adp and url is None):
+    options = setup.options if chosen else _reference_options(setup)
+    if setup.size == 1 or (setup.is_adp and chosen is None):
         with (
-            _environ(setup.environ if url else {}),
+            _environ(setup.environ if chosen else {}),
             HostEngine(args, setup.num_blocks, options=options) as host,
         ):
             subject = SoloSubject(host)

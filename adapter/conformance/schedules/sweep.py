@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.host.llm_args import KvCacheConnectorConfig
 from adapter.conformance.host.options import DeviceName
 from adapter.conformance.schedules.draw import Ask, draw, repeatable
+from adapter.conformance.schedules.leaks import of_host, of_kvkeep
 from adapter.conformance.schedules.play import PlayError, Tally, play, play_again
 from adapter.conformance.schedules.reference import Reference
 from adapter.conformance.schedules.setups import Setup, opened, setup_of
@@ -30,15 +32,23 @@ _MAX_REFERENCES: Final = 3
 class Sweep:
     """A run; used as a context, which ends every engine."""
 
-    def __init__(self, url: str, models: Path, device: DeviceName | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        models: Path,
+        device: DeviceName | None = None,
+        connector: KvCacheConnectorConfig | None = None,
+    ) -> None:
         """Starts nothing.
 
         Args:
-            url: of the server that all engines share.
+            url: of our own server, which all engines share; None with another connector.
             models: folder for model directories.
             device: of the engines, not of the references; None is the host's default.
+            connector: another one than ours: what it leaves behind is looked for in the host alone.
         """
         self._url = url
+        self._connector = connector
         self._models = models
         self._device = device
         self._references: dict[tuple[Any, ...], tuple[ExitStack, Reference]] = {}
@@ -64,15 +74,17 @@ class Sweep:
         """
         setup = setup_of(combination, self._device)
         expected = self._reference(setup)
-        with opened(setup, self._models, self._url) as subject:
-            join(subject, setup)
+        leaks = of_kvkeep if self._connector is None else of_host
+        with opened(setup, self._models, self._url, self._connector) as subject:
+            if self._connector is None:
+                join(subject, setup)
             try:
                 for seed in seeds:
-                    play(draw(seed, setup.shape), subject, expected, tally)
+                    play(draw(seed, setup.shape), subject, expected, tally, leaks)
                 tenant = f"{combination.test_id} {next(self._runs)}"
                 play_again(repeatable(setup.shape, tenant), subject, expected, tally)
             except PlayError as error:
-                raise PlayError(f"{combination.test_id}: {error}") from error
+                raise type(error)(f"{combination.test_id}: {error}") from error
 
     def _reference(self, setup: Setup) -> Reference:
         key = setup.reference_key

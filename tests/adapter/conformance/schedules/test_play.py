@@ -8,7 +8,14 @@ pytest.importorskip("torch")
 
 from adapter.conformance.schedules import play as playing
 from adapter.conformance.schedules.draw import Shape, draw, repeatable
-from adapter.conformance.schedules.play import PlayError, Tally, play, play_again
+from adapter.conformance.schedules.leaks import of_host
+from adapter.conformance.schedules.play import (
+    NothingLoadedError,
+    PlayError,
+    Tally,
+    play,
+    play_again,
+)
 from tests.adapter.conformance.schedules.fakes import FakeSubject, answer
 
 pytestmark = pytest.mark.torch
@@ -39,40 +46,12 @@ def test_one_wrong_bit_is_seen() -> None:
     raise AssertionError("no schedule begins with a request that is not cancelled")
 
 
-@pytest.mark.parametrize("gauge", playing.GAUGES)
-def test_what_the_server_still_holds_is_a_leak(gauge: str) -> None:
+def test_what_is_left_behind_is_told_after_a_while() -> None:
     subject = FakeSubject()
-    subject.values[gauge] = 2
-    with pytest.raises(PlayError, match=f"{gauge}=2"):
+    subject.values["leases"] = 2
+    with pytest.raises(PlayError, match=r"seed 3: left behind: leases=2"):
         play(SCHEDULE, subject, answer, Tally())
-
-
-def test_a_gauge_that_is_missing_is_no_proof() -> None:
-    subject = FakeSubject()
-    del subject.values["leases"]
-    with pytest.raises(PlayError, match="leases=missing"):
-        play(SCHEDULE, subject, answer, Tally())
-
-
-@pytest.mark.parametrize("name", playing.HELD)
-def test_what_a_rank_still_holds_is_a_leak(name: str) -> None:
-    subject = FakeSubject(counters=[{"held_pages": 0}, {name: 1}])
-    with pytest.raises(PlayError, match=f"rank 1: {name}=1"):
-        play(SCHEDULE, subject, answer, Tally())
-
-
-def test_lost_pages_and_a_silent_server_are_seen() -> None:
-    with pytest.raises(PlayError, match="1 pages of the host"):
-        play(SCHEDULE, FakeSubject(pages=(7, 8)), answer, Tally())
-    subject = FakeSubject()
-    subject.values.clear()
-    with pytest.raises(PlayError, match="does not answer"):
-        play(SCHEDULE, subject, answer, Tally())
-
-
-def test_a_dead_executor_is_seen() -> None:
-    with pytest.raises(PlayError, match="rank 0 died of OSError"):
-        play(SCHEDULE, FakeSubject(died_of="OSError()"), answer, Tally())
+    play(SCHEDULE, subject, answer, Tally(), of_host)
 
 
 AGAIN = repeatable(Shape(tokens_per_block=4), "nobody else")
@@ -85,7 +64,9 @@ def test_what_is_asked_again_is_loaded_sooner_or_later() -> None:
 
 
 def test_an_engine_that_never_loads_is_seen() -> None:
-    with pytest.raises(PlayError, match=r"nothing was ever loaded: .*; rank 0: \{.*\}; server: \{"):
+    with pytest.raises(
+        NothingLoadedError, match=r"nothing was ever loaded: .*; rank 0: \{.*\}; server: \{"
+    ):
         play_again(AGAIN, FakeSubject(), answer, Tally())
 
 
