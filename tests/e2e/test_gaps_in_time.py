@@ -81,6 +81,8 @@ class Stand:
     reference: Callable[[list[int], int], Any]
     seeds: Iterator[int]
     times: Times = field(default_factory=Times)
+    num_gaps: int = 0
+    num_answers: int = 0
 
     @property
     def namespace(self) -> Any:
@@ -96,6 +98,7 @@ class Stand:
         """A request, whose answer is compared."""
         result = self.host.submit(tokens, count).result(WAIT_S)
         assert same(result, self.reference(tokens, count)), "other logits than without a cache"
+        self.num_answers += 1
         return result
 
     def pass_gap(self, gap: str, how: str) -> None:
@@ -122,6 +125,7 @@ class Stand:
                 self.service.mend()
             assert self.trap.error is None
             self.host.forget_reuse(WAIT_S)
+        self.num_gaps += 1
 
     def _await_saves(self) -> None:
         # The saver works on its own thread; the executor goes on meanwhile.
@@ -131,9 +135,16 @@ class Stand:
 
     def judge(self, build_dir: Path) -> None:
         """Nothing is left, nothing failed, no hook took long."""
-        worker = self.host.connector.worker
         assert self.host.error is None
-        assert worker.counters().get("loads_failed", 0) == 0
+        counts = self.host.connector.worker.counters()
+        told = {
+            f"{self.name}, gaps passed": self.num_gaps,
+            f"{self.name}, answers as without a cache": self.num_answers,
+            f"{self.name}, pages loaded": counts.get("pages_loaded", 0),
+            f"{self.name}, loads failed after an offer": counts.get("loads_failed", 0),
+        }
+        print(told)
+        assert counts.get("loads_failed", 0) == 0
         assert self.namespace is not None
         with closing(SoloSubject(self.host)) as subject:
             check_nothing_left(0, subject)

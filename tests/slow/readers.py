@@ -35,6 +35,8 @@ TARGET_LENGTH_RATIO = 1.5
 """A doubled prompt: 1 is none of it looked at, 2 is all; between, a busy machine has its room."""
 
 
+HOOK_LIMIT_MS = 50
+
 LAYERWISE_GAIN, LAYERWISE_HIDDEN = 1.3, 0.5
 """Of loading by layer: the gain where computing takes as long as loading, and the share of the load
 that computing of twice its length hides. Two cores have no room for all of it."""
@@ -149,6 +151,22 @@ def read_adapter(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
     for length, by_name in document["us_per_request_and_step"].items():
         figures[f"{length} tokens, us per request and step"] = Figure(round(by_name["total"], 3))
     return figures
+
+
+def judge_hooks(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """What tests of hooks beside trouble told, with the verdicts of a machine with cores to spare.
+
+    Args:
+        figures: of the step; some of them times that include waits for a core.
+    """
+    judged = dict(figures)
+    for name, figure in figures.items():
+        if name.endswith((" hook p99.9, ms", " iteration p99.9, ms")):
+            value = float(figure.value or 0.0)
+            judged[name] = Figure(value, f"< {HOOK_LIMIT_MS}", value < HOOK_LIMIT_MS)
+        elif name.endswith("loads failed after an offer"):
+            judged[name] = exactly(figure.value, 0)
+    return judged
 
 
 def read_layerwise(document: Mapping[str, Any]) -> dict[str, Figure]:

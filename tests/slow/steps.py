@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.restarts.broken import BREAKS
 from tests.restarts.judged import CHUNKS, KILLS, read_broken, read_restarts
 from tests.slow.figure import Figure
 from tests.slow.readers import (
+    judge_hooks,
     read_adapter,
     read_agentic,
     read_chaos,
@@ -309,7 +311,16 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
         return steps
     rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
     report = build / "slow-combinations.xml"
-    gaps = {"KV_E2E_SEED": str(seed), "KV_GAP_ROUNDS": str(GAP_ROUNDS)}
+    rounds_of_gaps = {"KV_E2E_SEED": str(seed), "KV_GAP_ROUNDS": str(GAP_ROUNDS)}
+    gaps = suite_step(
+        "hooks beside trouble",
+        build / "slow-gaps.xml",
+        (GAPS, "--timeout=900"),
+        rounds_of_gaps,
+        limit_s=2400,
+        may_skip=False,
+        tells=True,
+    )
     return [
         *steps,
         Step(
@@ -318,15 +329,7 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
             limit_s=300,
             read=lambda _, stdout: read_layerwise(json.loads(stdout)),
         ),
-        suite_step(
-            "hooks beside trouble",
-            build / "slow-gaps.xml",
-            (GAPS, "--timeout=900"),
-            gaps,
-            limit_s=2400,
-            may_skip=False,
-            tells=True,
-        ),
+        replace(gaps, read=lambda build, stdout: judge_hooks(gaps.read(build, stdout))),
         suite_step(
             "combinations", report, (*COMBINATIONS, "--timeout=600"), rounds, 3600, may_skip=False
         ),

@@ -11,6 +11,7 @@ from tests.slow.figure import Figure
 from tests.slow.readers import (
     AGENTIC,
     AGENTIC_PER_TURN,
+    judge_hooks,
     read_adapter,
     read_agentic,
     read_chaos,
@@ -178,6 +179,22 @@ def test_cost_that_follows_the_prompt() -> None:
     assert missed(figures) == {"ratio of doubled prompt length"}
     assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=False)) == {"active requests"}
     assert missed(read_adapter(changed(ADAPTER, "active", 16), quick=True)) == set()
+
+
+def test_hooks_are_judged_by_the_clock_on_the_wall() -> None:
+    told = {
+        "test_it: sync, hook p99.9, ms": Figure(20.6),
+        "test_it: sync, iteration p99.9, ms": Figure(50.0),
+        "test_it: sync, hook longest, ms": Figure(90.0),
+        "test_it: sync, loads failed after an offer": Figure(0),
+        "failed": Figure(0, "0", True),
+    }
+    figures = judge_hooks(told)
+    assert missed(figures) == {"test_it: sync, iteration p99.9, ms"}
+    assert figures["test_it: sync, hook p99.9, ms"].met is True
+    told["test_it: sync, loads failed after an offer"] = Figure(1)
+    assert "test_it: sync, loads failed after an offer" in missed(judge_hooks(told))
+    assert figures["failed"] is told["failed"]
 
 
 def test_layers_that_hide_too_little() -> None:
