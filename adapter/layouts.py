@@ -8,6 +8,7 @@ know: the engine's arguments, sockets. Runs in: the main thread, at pool registr
 from __future__ import annotations
 
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,13 @@ def read_layout(layout: Any) -> tuple[CacheShape, PageMemory]:
     Raises:
         UncachedError: what is not understood, or memory that this process cannot reach.
     """
+    try:
+        return _read(layout)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise UncachedError(f"the layout is not understood: {error!r}") from error
+
+
+def _read(layout: Any) -> tuple[CacheShape, PageMemory]:
     tokens_per_block = _whole(layout, "tokens_per_block", "the layout")
     if tokens_per_block > limits.MAX_TOKENS_PER_BLOCK:
         raise UncachedError(f"blocks of {tokens_per_block} tokens are too large")
@@ -107,11 +115,11 @@ def read_layout(layout: Any) -> tuple[CacheShape, PageMemory]:
 
 
 def _groups(layout: Any, tokens_per_block: int) -> tuple[_Group, ...]:
-    given = sorted(_items(layout, "groups"), key=lambda group: int(group.layer_group_id))
+    given = sorted(_items(layout, "groups"), key=lambda group: operator.index(group.layer_group_id))
     if not 1 <= len(given) <= limits.MAX_GROUPS:
         raise UncachedError(f"the layout has {len(given)} layer groups")
     # The reports' lists are in this order (host contract §3, §7).
-    if [int(group.layer_group_id) for group in given] != list(range(len(given))):
+    if [operator.index(group.layer_group_id) for group in given] != list(range(len(given))):
         raise UncachedError("the layout's layer groups are not numbered from 0 without gaps")
     groups = tuple(_group(group, tokens_per_block) for group in given)
     num_regions = sum(len(group.strips) for group in groups)
@@ -132,12 +140,12 @@ def _group(group: Any, tokens_per_block: int) -> _Group:
     own = getattr(group, "tokens_per_block", None)
     if own is not None and int(own) != tokens_per_block:
         raise UncachedError(f"{name} has blocks of {own} tokens, others of {tokens_per_block}")
-    layers = tuple(int(layer) for layer in _items(group, "layer_ids"))
+    layers = tuple(operator.index(layer) for layer in _items(group, "layer_ids"))
     if not layers or min(layers) < 0 or len(layers) > limits.MAX_LAYERS:
         raise UncachedError(
             f"{name} has no layers, too many, or numbers that are none: {list(layers)[:8]}"
         )
-    window = int(getattr(group, "window_size", None) or 0)
+    window = operator.index(getattr(group, "window_size", None) or 0)
     if not 0 <= window <= limits.MAX_U32:
         raise UncachedError(f"{name} has a window of {window} tokens")
     strips = [_strip(region, name, False) for region in _items(group, "regions")]
@@ -177,7 +185,7 @@ def _buffer(buffer: Any, name: str) -> _Buffer:
         else:
             layer, role, expansion = buffer.layer_id, buffer.role, getattr(buffer, "expansion", 1)
         text = str(getattr(role, "value", role)).rpartition(".")[2].lower()
-        return _Buffer(int(layer), text, int(expansion))
+        return _Buffer(operator.index(layer), text, operator.index(expansion))
     except (TypeError, ValueError, AttributeError) as error:
         raise UncachedError(f"a buffer of {name} is not understood: {error!r}") from error
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapter.layouts import read_layout
@@ -343,6 +343,14 @@ def a_switch_for_a_number(layout: Layout) -> None:
     layout.groups[0].regions[0].num_slots = True
 
 
+def half_a_token(layout: Layout) -> None:
+    layout.groups[0].window_size = 0.5
+
+
+def half_a_layer(layout: Layout) -> None:
+    layout.groups[0].layer_ids = [0.5]
+
+
 def same_bytes(layout: Layout) -> None:
     keys, values = layout.groups[1].regions
     values.base, values.stride = keys.base, keys.stride
@@ -407,6 +415,8 @@ def odd_buffer(layout: Layout) -> None:
         (large_pages, "1073741825 bytes: too large"),
         (many_pages, "2147483648 pages"),
         (a_switch_for_a_number, "num_slots is True"),
+        (half_a_token, "not understood"),
+        (half_a_layer, "not understood"),
         (same_bytes, "layer group 0 overlap"),
         (one_byte_behind, "layer group 0 overlap"),
         (one_byte_before, "layer group 0 overlap"),
@@ -524,3 +534,61 @@ def test_what_decides_where_a_byte_belongs_is_identity(change: str, gap: int) ->
     else:
         moved.groups[0].layer_ids, region.buffers = [3], both(3)
     assert read_layout(plain)[0].layout != read_layout(moved)[0].layout
+
+
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        16,
+        1 << 31,
+        1 << 64,
+        0.5,
+        float("nan"),
+        "",
+        "key",
+        [],
+        [None],
+        (1, 2),
+        {},
+    ]
+)
+PLACES = [
+    *((Layout, name) for name in ("tokens_per_block", "groups", "dtype", "device")),
+    *((Group, name) for name in ("layer_group_id", "layer_ids", "window_size", "regions")),
+    *((Group, name) for name in ("replicated_regions", "tokens_per_block")),
+    *((Region, name) for name in ("base", "size", "stride", "num_slots", "buffers")),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PLACES), st.integers(0, 2), ODD), min_size=1, max_size=3))
+def test_whatever_a_layout_says_is_understood_or_refused_in_one_line(
+    changes: list[tuple[tuple[type, str], int, Any]],
+) -> None:
+    pool = SharedPool.create(4096)
+    layout: Any = make(pool.address)
+    groups = list(layout.groups)
+    regions = [region for group in groups for region in group.regions]
+    for (kind, name), at, value in changes:
+        owners = {Layout: [layout], Group: groups, Region: regions}[kind]
+        setattr(owners[at % len(owners)], name, value)
+    found, why = None, ""
+    try:
+        found = read_layout(layout)
+    except UncachedError as error:
+        why = str(error)
+    if found is None:
+        assert why
+        assert "\n" not in why
+        return
+    shape, memory = found
+    assert len(memory.groups) == len(shape.groups) == len(shape.pools)
+    for told, pages in zip(shape.groups, memory.groups, strict=True):
+        assert (pages.num_pages, pages.page_bytes) == (told.num_pages, told.page_bytes)
+        for part in pages.parts:
+            first, end = part.address, part.address + part.span_bytes
+            assert pool.address <= first < end <= pool.address + pool.num_bytes
