@@ -258,6 +258,17 @@ def test_a_layout_that_is_not_understood_runs_uncached(
     assert rig.run(tokens(22)).offered == 0
 
 
+def test_a_cache_that_is_none_runs_uncached(
+    server: ServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = EngineRig(server.url, write_model(tmp_path / "m"))
+    rig.worker.register_kv_caches(object())
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert line.startswith("kvkeep: this engine runs uncached: the pool could not be registered")
+    assert rig.run(tokens(22)).offered == 0
+    rig.close()
+
+
 class BrokenStream(Stream):
     def record_event(self) -> Stream:
         raise RuntimeError("no event is to be had")

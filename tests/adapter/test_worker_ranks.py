@@ -92,7 +92,56 @@ def test_a_rank_that_never_joined_fails_a_load_aloud(server: ServerProcess, tmp_
     worker.bind_connector_meta(ConnectorMetadata(1, loads=(order,)))
     with pytest.raises(LoadError, match="without a pool"):
         worker.start_load_kv(Stream())
+    # Should the host survive it, what it computes from here on must reach nobody.
+    assert worker._engine.uncached_because.startswith("a load failed: ")
     rig.close()
+
+
+def test_the_first_metadata_brings_the_card_whatever_was_called_before(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    """The first epoch has no ``wait_for_initialization``, and an idle one asks for nothing."""
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2)
+    other = rig.followers[0]
+    other.worker.register_kv_caches(other.tensor)
+    rig.worker.register_kv_caches(rig.tensor)
+    rig.iterate(Output())
+    assert has_link(other)
+    rig.close()
+
+
+def test_only_the_leader_knows_at_once_that_nothing_is_promised(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    try:
+        is_over = []
+        for worker in rig.workers:
+            assert worker.link is not None
+            offers = worker.link.offers
+            is_over.append(offers.is_over(offers.watch(EPOCH, 0), 0, 1 << 60))
+        assert is_over == [True, False]
+    finally:
+        rig.close()
+
+
+def test_what_ends_caching_withdraws_the_saves_under_way(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    try:
+        rig.streams[0] = HeldStream()
+        request, _, pages = rig.begin(PROMPT)
+        rig.iterate(Output([Report(request.request_id, PROMPT, pages, 0, 22)]))
+        rig.iterate(Output(cached_requests=[Report(request.request_id, [1], [], 22, 1)]))
+        assert rig.worker.counters()["open_saves"] == 1
+        sessions = stats(server.side_path, 5.0)["sessions"]
+        rig.worker._engine.run_uncached("a test says so")
+        assert rig.worker.counters()["open_saves"] == 0
+        # Nothing of it is open, so the server has the pool no longer.
+        assert wait_until(lambda: stats(server.side_path, 5.0)["sessions"] == sessions - 1, 10.0)
+    finally:
+        rig.close()
 
 
 class BrokenStream(Stream):
