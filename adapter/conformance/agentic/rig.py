@@ -180,7 +180,7 @@ class Rig:
             kv_connector_config=make_kv_connector_config(url),
             max_num_tokens=scale.workload.max_prompt_tokens + block_tokens,
         )
-        options = HostOptions(capture_logits=False, call_shutdown=True)
+        options = HostOptions(capture_logits=False, call_shutdown=True, probe=self._probe)
         self._engine = HostEngine(args, scale.pool_pages, model=self._model, options=options)
         self._calm = Calm(self._engine.connector.worker.link)
 
@@ -218,6 +218,14 @@ class Rig:
             histories[turn.agent] = prompt + (answer or self._scale.workload.answer(turn))
             report(number, len(order))
         return Played(seen, self._model.num_verified_pages - verified)
+
+    def _probe(self, point: str, request_ids: tuple[int, ...]) -> None:
+        """Lets this host spoil the pages it hands out before the load's time begins.
+
+        No engine does that, and a load waits for it as it waits for all work before it.
+        """
+        if point == "bound":
+            self._engine.device.main.synchronize(_SETTLE_S)
 
     def _ask(self, turn: int, prompt: list[int], saves_answers: bool) -> tuple[Seen, list[int]]:
         block_tokens = self._scale.workload.block_tokens

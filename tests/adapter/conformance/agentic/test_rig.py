@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ pytest.importorskip("torch")
 from adapter.conformance.agentic import rig
 from adapter.conformance.agentic.rig import Scale
 from adapter.conformance.agentic.workload import Workload
+from adapter.conformance.host.device import Device
+from adapter.worker import KvkeepConnectorWorker
 
 pytestmark = pytest.mark.torch
 
@@ -46,3 +50,31 @@ def test_an_engine_that_cannot_be_brought_up_leaves_the_environment_alone(
     ):
         raise AssertionError("the engine came up")
     assert dict(os.environ) == before
+
+
+def test_the_time_of_a_load_begins_when_the_pages_were_spoiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = Scale(Workload(32, agents=2, turns=2)).small()
+    is_spoiled, gates = True, []
+    fill, load = Device._fill, KvkeepConnectorWorker.start_load_kv
+
+    def slow_fill(device: Device, ids: list[list[int]]) -> None:
+        nonlocal is_spoiled
+        is_spoiled = False
+        time.sleep(0.02)
+        fill(device, ids)
+        is_spoiled = True
+
+    def seen_load(worker: KvkeepConnectorWorker, stream: Any) -> None:
+        gates.append(is_spoiled)
+        load(worker, stream)
+
+    monkeypatch.setattr(Device, "_fill", slow_fill)
+    monkeypatch.setattr(KvkeepConnectorWorker, "start_load_kv", seen_load)
+    with rig.serving(scale) as url, rig.engine(scale, url, tmp_path / "m") as engine:
+        played = engine.play(saves_answers=False, report=lambda done, of: None)
+    assert played.is_bit_exact
+    assert sum(one.hit_blocks for one in played.seen) > 0
+    assert gates
+    assert all(gates)
