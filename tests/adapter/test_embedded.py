@@ -199,6 +199,11 @@ def test_places(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
     leader, other = place_for(True, 0), place_for(True, 1)
     assert leader.url == other.url
     assert (leader.is_ours, other.is_ours) == (True, False)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("os.getpid", lambda: 1)  # each of them is a process of its own
+        assert place_for(True, 1) == other
+        elsewhere.setattr("os.getppid", lambda: 1)
+        assert place_for(True, 1).url != other.url
     monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 90)
     assert place_for(False, 0).folder.startswith("/tmp/")
     for place in (first, leader, place_for(True, 3)):

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -376,3 +377,20 @@ def test_embedded_mode_starts_and_ends_a_server(
     assert other.close()
     assert leader.close()
     assert os.listdir(short_dir) == []
+
+
+@pytest.mark.parametrize(("rank", "count"), [("0", 1), ("1", 0)])
+def test_of_attention_dp_only_the_first_rank_starts_a_server(
+    model: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch, rank: str, count: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_dir))
+    monkeypatch.setenv(ENV_SERVER_URL, "inproc://")
+    monkeypatch.setenv(f"{embedded.SETTINGS_PREFIX}L1_SIZE", "16M")
+    monkeypatch.setenv(trtllm_api.CONFORMANCE_RANK, rank)
+    engine = make(model, enable_attention_dp=True, tensor_parallel_size=2)
+    before = set(threading.enumerate())
+    engine.register(*cache())
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    assert names.count("kvkeep-inproc") == count
+    assert running_of(engine) is not None  # each is an engine of its own, and its own leader
+    assert engine.close()
