@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ def test_the_time_of_a_load_begins_when_the_pages_were_spoiled(
 ) -> None:
     scale = Scale(Workload(32, agents=2, turns=2)).small()
     is_spoiled, gates = True, []
-    fill, load = Device._fill, KvkeepConnectorWorker.start_load_kv
+    poison, fill, load = Device.poison, Device._fill, KvkeepConnectorWorker.start_load_kv
+
+    def seen_poison(device: Device, pages: Sequence[Sequence[int]]) -> None:
+        nonlocal is_spoiled
+        is_spoiled = not any(pages)
+        poison(device, pages)
 
     def slow_fill(device: Device, ids: list[list[int]]) -> None:
         nonlocal is_spoiled
-        is_spoiled = False
         time.sleep(0.02)
         fill(device, ids)
         is_spoiled = True
@@ -70,6 +75,7 @@ def test_the_time_of_a_load_begins_when_the_pages_were_spoiled(
         gates.append(is_spoiled)
         load(worker, stream)
 
+    monkeypatch.setattr(Device, "poison", seen_poison)
     monkeypatch.setattr(Device, "_fill", slow_fill)
     monkeypatch.setattr(KvkeepConnectorWorker, "start_load_kv", seen_load)
     with rig.serving(scale) as url, rig.engine(scale, url, tmp_path / "m") as engine:
