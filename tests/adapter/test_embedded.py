@@ -56,7 +56,9 @@ def serving(server: PrivateServer, place: Place) -> int:
     return pid
 
 
-def test_an_engine_is_served_and_nothing_stays(place: Place) -> None:
+def test_an_engine_is_served_and_nothing_stays(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = private(place)
     begin_s = time.thread_time()
     server.start()
@@ -65,6 +67,11 @@ def test_an_engine_is_served_and_nothing_stays(place: Place) -> None:
         pid = serving(server, place)
         assert os.stat(place.folder).st_mode & 0o777 == 0o700
         assert os.path.isdir(place.arena)
+    with monkeypatch.context() as fork:
+        fork.setattr("os.getpid", lambda: 1)  # a fork of the engine ends; the server is not its own
+        server.close(5)
+        assert server.pid == pid
+        assert os.path.exists(place.folder)
     server.close(5)
     assert is_gone(pid)
     assert not os.path.exists(place.folder)
@@ -195,6 +202,8 @@ def test_places(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
     first, second = place_for(False, 0), place_for(False, 0)
     assert first.folder != second.folder
     assert first.is_ours
+    born = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    assert f"-{os.getpid()}-{born}-" in first.folder, "no later process takes it for its own"
     # Ranks of attention data parallelism were started by one process and meet without a word.
     leader, other = place_for(True, 0), place_for(True, 1)
     assert leader.url == other.url
