@@ -99,6 +99,24 @@ def unlike_blocks(made: Layout) -> None:
     made.groups[0].tokens_per_block = 8
 
 
+def overlapping_regions(made: Layout) -> None:
+    keys, values = made.groups[1].regions
+    values.base, values.stride = keys.base + 16, keys.stride
+
+
+def odd_layout(made: Layout) -> None:
+    made.groups[0].window_size = 0.5
+
+
+def both_seen(made: Layout) -> None:
+    """All layers of the model are there, without a word of scales."""
+
+
+def four_bits(rig: EngineRig) -> None:
+    cache_argument(dtype="nvfp4")(rig)
+    layout(both_seen)(rig)
+
+
 def overlapping_parts(made: Layout) -> None:
     made.groups[1].regions[0].size = made.groups[1].regions[0].stride + 16
 
@@ -113,6 +131,9 @@ BUILT: dict[str, Callable[[EngineRig], None]] = {
     "shared_layers": layout(shared_layers),
     "unlike_blocks": layout(unlike_blocks),
     "overlapping_parts": layout(overlapping_parts),
+    "overlapping_regions": layout(overlapping_regions),
+    "odd_layout": layout(odd_layout),
+    "nvfp4_unseen": four_bits,
     "host_tier": cache_argument(host_cache_size=1 << 30),
     "disk_tier": cache_argument(disk_cache_size=1 << 30),
     "short_window": cache_argument(max_attention_window=[8]),

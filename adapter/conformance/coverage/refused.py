@@ -86,6 +86,24 @@ REFUSED: Final = (
         "a region of layer group 0 has parts of",
         "§7, V2",
     ),
+    Case(
+        "overlapping_regions",
+        "a layout whose regions overlap, but for groups that take their pages from one pool",
+        "regions of layer group 0 overlap",
+        "§7, V2",
+    ),
+    Case(
+        "odd_layout",
+        "a layout that is not understood",
+        "the layout is not understood",
+        "§7, V2",
+    ),
+    Case(
+        "nvfp4_unseen",
+        "an NVFP4 KV cache on V2 whose layout does not name buffers for the scales of each layer",
+        "an NVFP4 KV cache of which the layout does not show all scales",
+        "§7, V2",
+    ),
     Case("host_tier", "a tier in host memory", "kv_cache_config.host_cache_size is set", "§11"),
     Case("disk_tier", "a tier on disk", "kv_cache_config.disk_cache_size is set", "§11"),
     Case(
