@@ -72,8 +72,10 @@ def test_an_engine_is_served_and_nothing_stays(
         server.close(5)
         assert server.pid == pid
         assert os.path.exists(place.folder)
-    server.close(5)
+    server.close(60)  # it ends by itself, far earlier
     assert is_gone(pid)
+    assert server._child is not None
+    assert server._child.returncode == 0, "it was asked, not killed"
     assert not os.path.exists(place.folder)
     server.close(5)
 
