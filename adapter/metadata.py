@@ -116,6 +116,7 @@ class ConnectorMetadata:
             before this iteration's forward.
         next_tokens: int64[r], the position that the host computes next of each, or a later one;
             empty where no layer group has a sliding window.
+        reached: int64[r], the same should each of them end with this iteration's forward.
         names: chunks that may be saved later on.
         loads: what to load now.
         ended: int64[e], our numbers of requests whose pages are no longer theirs.
@@ -132,6 +133,7 @@ class ConnectorMetadata:
     alive: NDArray[np.int64] = field(default_factory=_no_int64)
     valid_chunks: NDArray[np.int32] = field(default_factory=_no_int32)
     next_tokens: NDArray[np.int64] = field(default_factory=_no_int64)
+    reached: NDArray[np.int64] = field(default_factory=_no_int64)
     names: tuple[SaveNames, ...] = ()
     loads: tuple[LoadOrder, ...] = ()
     ended: NDArray[np.int64] = field(default_factory=_no_int64)

@@ -34,6 +34,7 @@ class _Draft:
     alive: list[int] = field(default_factory=list)
     valid: list[int] = field(default_factory=list)
     next_tokens: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
     names: list[SaveNames] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -85,6 +86,7 @@ def build_metadata(
         alive=np.array(draft.alive, dtype=np.int64),
         valid_chunks=np.array(draft.valid, dtype=np.int32),
         next_tokens=np.array(draft.next_tokens, dtype=np.int64),
+        reached=np.array(draft.reached, dtype=np.int64),
         names=tuple(draft.names),
         loads=tuple(draft.loads),
         ended=np.array(table.take_ended(), dtype=np.int64),
@@ -228,6 +230,7 @@ def _advance(
     if draft.is_sliding:
         is_context = before < state.prompt_tokens - 1
         draft.next_tokens.append(before if is_context else before + scheduled)
+        draft.reached.append(draft.next_tokens[-1] + scheduled)
         state.leave_windows(draft.next_tokens[-1], geometry, draft.new_pages)
     after = min(before + scheduled, known) // geometry.chunk_tokens
     if after > state.named_chunks:

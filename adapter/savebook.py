@@ -56,10 +56,11 @@ class SaveBook:
         find, bind = ledger.find, ledger.num_binds
         alive, valid_chunks = metadata.alive.tolist(), metadata.valid_chunks.tolist()
         next_tokens = metadata.next_tokens.tolist() or [0] * len(alive)
-        for key, valid, position in zip(alive, valid_chunks, next_tokens, strict=True):
+        reached = metadata.reached.tolist() or next_tokens
+        for key, valid, at, last in zip(alive, valid_chunks, next_tokens, reached, strict=True):
             entry = find(key)
             if entry is not None:
-                entry.seen_alive(bind, position, ledger.ticks)
+                entry.seen_alive(bind, at, ledger.ticks, last)
                 self._alive(entry, valid, mark)
         if self._layers is not None:
             self._layers.begin_forward(metadata.names if metadata.may_fire else ())

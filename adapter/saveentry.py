@@ -19,8 +19,8 @@ from protocol.ids import ID_BYTES
 _MAX_GATES: Final = 8
 
 SLACK_TOKENS: Final = 4
-"""A finished request may be this much further than its reports say: overlap, and a forward that was
-queued when it finished. Only where its page tables are not shown at the end."""
+"""A finished request may be this much further than its last report said it would come: overlap, and
+a forward that was queued when it finished. Only where its page tables are not shown at the end."""
 
 T = TypeVar("T", bound=np.generic)
 
@@ -76,6 +76,7 @@ class SaveEntry:
         passed: chunks up to here are computed.
         next_tokens: the position that the last report of the request says is computed next, or a
             later one.
+        reached: the same should that report's forward be its last.
         is_told: the host showed the page tables of its end: what is gone is known exactly.
         alive_bind: number of the last bind that named the request alive.
         last_chunks: chunks that were computed when the request finished.
@@ -110,7 +111,7 @@ class SaveEntry:
         self.launched = first_chunk
         self.confirmed = first_chunk
         self.passed = first_chunk
-        self.next_tokens = 0
+        self.next_tokens = self.reached = 0
         self.is_told = False
         self.alive_bind = 0
         self.last_chunks = 0
@@ -193,8 +194,8 @@ class SaveEntry:
         """The first chunk of a lane that certainly still has its pages."""
         if self.is_told:
             return 0  # those that are gone were taken out
-        slack = SLACK_TOKENS if self.held_since_s is not None else 0
-        return lane.oldest_chunk(self.next_tokens + slack)
+        is_over = self.held_since_s is not None
+        return lane.oldest_chunk(self.reached + SLACK_TOKENS if is_over else self.next_tokens)
 
     def has_pages(self, lane: SaveLane, chunk: int) -> bool:
         """Whether a named chunk was named with pages in a layer group."""
@@ -233,15 +234,19 @@ class SaveEntry:
         self._keys += keys
         self.named += len(keys) // ID_BYTES
 
-    def seen_alive(self, bind: int, next_tokens: int, ticks: Sequence[PageTicks]) -> None:
+    def seen_alive(
+        self, bind: int, next_tokens: int, ticks: Sequence[PageTicks], reached: int = 0
+    ) -> None:
         """A report names the request: its pages are still its own.
 
         Args:
             bind: number of this bind.
             next_tokens: the position that is computed next, or a later one.
             ticks: of each layer group's pages, this bind's taken in.
+            reached: the position should this iteration's forward be its last; 0 for the same.
         """
         self.alive_bind, self.next_tokens = bind, next_tokens
+        self.reached = max(next_tokens, reached)
         for lane in self._windows:
             if lane.stage is Stage.COPIED and lane.proven < 0:
                 lane.proven = self.num_owned(lane, ticks)

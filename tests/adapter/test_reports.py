@@ -342,15 +342,17 @@ def test_pages_come_by_group_and_with_each_chunk() -> None:
 def test_positions_are_told_where_windows_leave_pages_behind() -> None:
     table = RequestTable(geometry(4, windows=(0, 8)))
     table.admit(facts(1, PROMPT), 1, 0.0)
-    told = [build(table, Output([grouped(PROMPT, [[1, 2], [3, 4]], 0, 8)])).next_tokens]
+    told = [build(table, Output([grouped(PROMPT, [[1, 2], [3, 4]], 0, 8)]))]
     size = len(PROMPT)
     for number, (computed, scheduled) in enumerate([(8, size - 8), (size - 1, 1), (size, 1)]):
         output = Output(cached_requests=[grouped([], [[], []], computed, scheduled)])
-        told.append(build(table, output, 2 + number).next_tokens)
+        told.append(build(table, output, 2 + number))
     # A generating request may be as much further as is scheduled, for overlap hides its last token.
-    assert [one.tolist() for one in told] == [[0], [8], [size], [size + 1]]
+    assert [one.next_tokens.tolist() for one in told] == [[0], [8], [size], [size + 1]]
+    assert [one.reached.tolist() for one in told] == [[8], [size], [size + 1], [size + 2]]
     table, _ = table_with()
-    assert build(table, first(0, 6)).next_tokens.size == 0
+    plain = build(table, first(0, 6))
+    assert plain.next_tokens.size == plain.reached.size == 0
 
 
 def test_another_number_of_groups_is_not_understood() -> None:

@@ -176,6 +176,8 @@ def test_a_request_that_is_held_may_be_further_than_its_reports() -> None:
     assert one.oldest_chunk(lane) == 0
     one.held_since_s = 0.0
     assert one.oldest_chunk(lane) == 1
+    one.seen_alive(2, 14, ticks, reached=22)  # the forward of that report was of eight tokens
+    assert one.oldest_chunk(lane) == 3
     one.tell_pages([[10, -1, 12, 99]], ticks)
     assert one.oldest_chunk(lane) == 0
     # The second has left, and the fourth is not the one that was named.
