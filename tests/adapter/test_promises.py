@@ -52,6 +52,15 @@ def test_a_chunk_that_ends_with_the_prompt_is_used_but_for_its_last_block() -> N
     assert (window.stop_block, window.num_chunks) == (3, 2)
 
 
+def test_a_chunk_that_the_prompt_does_not_fill_is_not_asked_for() -> None:
+    geo = geometry(4, 2)
+    assert load_window(7, 0, geo) is None
+    assert load_window(15, 8, geo) is None
+    window = load_window(15, 4, geo)
+    assert window is not None
+    assert (window.stop_block, window.num_chunks) == (3, 1)
+
+
 def test_offer_counts_its_tokens() -> None:
     assert offer(geometry(), 4, 12).num_tokens == 8
 

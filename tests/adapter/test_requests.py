@@ -14,7 +14,7 @@ from adapter.requests import (
     MAX_OVERDUE,
     RequestTable,
 )
-from protocol.keys import ReuseScope
+from protocol.keys import MediaItem, ReuseScope
 from tests.adapter.hostlike import facts, geometry, offer, standing, tokens
 
 PROMPT = tokens(40)
@@ -39,6 +39,16 @@ def test_the_same_id_with_other_content_is_another_request() -> None:
     assert returns.ends == [first.key]
     assert table.take_ended() == [first.key, second.key]
     assert table.live_keys() == [third.key]
+    media = tuple(MediaItem(1, bytes([item]) * 32) for item in range(2))
+    fourth = table.admit(facts(2, PROMPT, media=media[:1]), 1, 0.0)
+    assert table.admit(facts(2, PROMPT, media=media[1:]), 1, 0.0).key != fourth.key
+
+
+def test_the_salt_says_whose_quota_it_is() -> None:
+    table, salted = RequestTable(geometry()), ReuseScope(cache_salt="x")
+    assert table.admit(facts(1, PROMPT, salted), 1, 0.0).tenant == salted.tenant() != b""
+    assert table.admit(facts(2, PROMPT), 1, 0.0).tenant == ReuseScope().tenant()
+    assert table.admit(facts(3, PROMPT, None), 1, 0.0).tenant == b""
 
 
 def test_a_request_that_began_and_is_asked_about_again_is_a_new_one() -> None:
@@ -123,8 +133,12 @@ def test_finishing_is_idempotent_and_keeps_the_answer() -> None:  # P19
     table = RequestTable(geometry())
     state = table.admit(facts(1, PROMPT), 1, 0.0)
     state.asked = True
+    ended: list[int] = []
+    table.on_end = ended.append
     table.finish(state)
     table.finish(state)
+    assert ended == [state.key]
+    assert table.unreported() == []
     assert table.take_returns().ends == [state.key]
     assert table.find(1) is state
     assert state.finished
