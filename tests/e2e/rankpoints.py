@@ -3,13 +3,15 @@
 A plug-in of ``adapter.conformance.host.ranks``: ``LOOKUP.before`` and ``LOOKUP.after`` (the answer
 is there), ``STORE.before`` and ``STORE.after`` (it is sent, its answer is not there), ``answered``
 (an answer to something sent was taken in), ``copy.before`` and ``copy.after`` of loads; on a
-simulated device those are on the stream that the load was queued on.
+simulated device those are on the stream that the load was queued on. What the keeper asks has such
+points too: ``REGISTER_KV_CACHE``, ``UNREGISTER`` and others, ``.before`` and ``.after`` it is sent.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from adapter.calls import Calls
 from adapter.channel import Channel
 from adapter.conformance.host.ranks.injection import Injector
 from adapter.copy import HeldLoad
@@ -22,7 +24,7 @@ from protocol.device.simulated.memory import Memory
 def install(rank: int, injector: Injector) -> None:
     """Puts the points in, for this process."""
     call, submit, poll, copy = Channel.call, Channel.submit, Channel.poll, HeldLoad.copy
-    run = copies.run
+    run, send = copies.run, Calls.send
 
     def pointed_call(channel: Channel, body: Any, *rest: Any, **named: Any) -> Any:
         injector.reach(f"{body.op.name}.before")
@@ -35,6 +37,12 @@ def install(rank: int, injector: Injector) -> None:
         ticket = submit(channel, body, *rest, **named)
         injector.reach(f"{body.op.name}.after")
         return ticket
+
+    def pointed_send(calls: Calls, body: Any, *rest: Any, **named: Any) -> Any:
+        injector.reach(f"{body.op.name}.before")
+        is_sent = send(calls, body, *rest, **named)
+        injector.reach(f"{body.op.name}.after")
+        return is_sent
 
     def pointed_poll(channel: Channel, wait_s: float) -> Any:
         completions = poll(channel, wait_s)
@@ -60,6 +68,7 @@ def install(rank: int, injector: Injector) -> None:
         (Channel, "call", pointed_call),
         (Channel, "submit", pointed_submit),
         (Channel, "poll", pointed_poll),
+        (Calls, "send", pointed_send),
         (HeldLoad, "copy", pointed_copy),
         (copies, "run", pointed_run),
     ):
