@@ -124,6 +124,19 @@ def test_closing_at_once_starts_nothing(place: Place) -> None:
     assert server.pid is None
 
 
+def test_closing_while_it_is_about_to_start_starts_nothing(place: Place) -> None:
+    server = private(place)
+    with server._lock:
+        server.start()
+        until(lambda: os.path.exists(place.folder), 30)
+        server._closing.set()
+    server._thread.join(30)
+    assert not server._thread.is_alive()
+    assert server._child is None
+    server.close(5)
+    assert not os.path.exists(place.folder)
+
+
 ENGINE = """
 import logging, os, sys, time
 from adapter.embedded import Place, PrivateServer
