@@ -24,6 +24,8 @@ from adapter.conformance.agentic.workload import Workload
 from adapter.conformance.demo.processes import DemoError
 
 _INTERRUPTED = 130
+_LAYERS = 32
+_TOKEN_KIB = 128
 _ABOUT = (
     "agentic-144: twelve agents take twelve turns, one request at a time, through the conformance "
     "host, the connector and a server of its own. Exit code 0: every count is the expected one and "
@@ -54,6 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="tokens of a block; 256 needs 16 GiB of memory, 32 needs 2.5 GiB",
     )
+    parser.add_argument(
+        "--token-kib",
+        type=int,
+        default=_TOKEN_KIB,
+        metavar="N",
+        help="KV of a token in KiB; memory and time follow it (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write all figures")
     parser.add_argument("--png", type=Path, metavar="PATH", help="where to draw the warm-up curve")
     options = parser.parse_args(arguments)
@@ -77,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _scale(options: argparse.Namespace) -> Scale:
     if options.quick:
         return Scale(Workload(options.block_tokens, agents=3, turns=3)).small()
-    return Scale(Workload(options.block_tokens))
+    if options.token_kib < 1:
+        raise ValueError("--token-kib must be at least 1")
+    per_layer = options.token_kib * 1024 // (2 * _LAYERS)
+    return Scale(Workload(options.block_tokens), _LAYERS, per_layer)
 
 
 def _bar(console: Console) -> Progress:

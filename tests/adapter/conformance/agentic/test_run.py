@@ -11,9 +11,11 @@ pytest.importorskip("torch")
 
 from adapter.conformance.agentic import curve
 from adapter.conformance.agentic.__main__ import main
+from adapter.conformance.agentic.outcome import Outcome
 from adapter.conformance.agentic.rig import Scale
 from adapter.conformance.agentic.run import run
 from adapter.conformance.agentic.workload import Workload
+from adapter.conformance.demo.processes import DemoError
 
 pytestmark = pytest.mark.torch
 
@@ -52,3 +54,22 @@ def test_the_command_writes_figures_and_a_picture(
 def test_a_wrong_block_size_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--block-tokens", "33"]) == 2
     assert "valid are even numbers" in capsys.readouterr().out
+
+
+def test_a_token_without_kv_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--token-kib", "0"]) == 2
+    assert "--token-kib must be at least 1" in capsys.readouterr().out
+
+
+def test_the_size_of_a_token_is_set_in_kib(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales: list[Scale] = []
+
+    def seen(scale: Scale, begins: object) -> Outcome:
+        scales.append(scale)
+        raise DemoError("seen enough")
+
+    monkeypatch.setattr("adapter.conformance.agentic.__main__.run", seen)
+    assert main(["--block-tokens", "256", "--token-kib", "16"]) == 2
+    assert main([]) == 2
+    sizes = [(scale.token_bytes, scale.page_bytes) for scale in scales]
+    assert sizes == [(16 << 10, 4 << 20), (128 << 10, 4 << 20)]
