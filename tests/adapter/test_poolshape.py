@@ -202,3 +202,34 @@ def test_without_a_driver_nothing_is_managed() -> None:
 
     assert not is_managed(4096, missing)
     assert not is_managed(4096, lambda name: object())
+
+
+@pytest.mark.torch
+def test_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (
+        torch.bfloat16,
+        torch.float16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int8,
+    ):
+        pool = torch.zeros(6, 3, 2, 8, dtype=dtype)
+        shape, memory = read_tensor(pool)
+        assert shape.dtype == str(dtype).removeprefix("torch.")
+        assert shape.groups[0].page_bytes == 3 * 2 * 8 * pool.element_size()
+        part = pool[2:5]
+        shape, memory = read_tensor(part)
+        assert shape.groups[0].num_pages == 3
+        assert memory.groups[0].parts[0].address == part.data_ptr()
+        for other in (
+            pool[::2],
+            pool[:, 1:],
+            pool.transpose(1, 2),
+            pool[:1].expand(6, 3, 2, 8),
+            pool[..., :4],
+            pool[0],
+            pool[:0],
+        ):
+            with pytest.raises(UncachedError):
+                read_tensor(other)

@@ -17,6 +17,7 @@ from adapter.pages import SharedPool
 from adapter.worker import KvkeepConnectorWorker
 from protocol.errors import ConfigError, ErrorCode
 from tests.adapter.enginerig import (
+    PAGE_BYTES,
     PAGE_SHAPE,
     SIZE,
     EngineRig,
@@ -256,6 +257,29 @@ def test_a_layout_that_is_not_understood_runs_uncached(
     rig.worker.register_kv_cache_layout(object())
     assert "uncached" in caplog.text
     assert rig.run(tokens(22)).offered == 0
+
+
+def test_two_engines_may_have_their_pools_in_one_allocation(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    model, rigs = write_model(tmp_path / "m"), []
+    size = 64 * PAGE_BYTES
+    pool = SharedPool.create(4096 + 2 * size)
+    for at in range(2):
+        rig = EngineRig(server.url, model)
+        part = pool.view[4096 + at * size :][:size]
+        rig.pages = part.reshape(64, PAGE_BYTES)
+        rig.tensor = FakeTensor(part.view(np.float32).reshape(64, *PAGE_SHAPE))
+        rigs.append(rig.register())
+    first, second = rigs
+    try:
+        first.run_saved(tokens(22))
+        assert second.run_hit(tokens(22), 20).offered == 20
+        second.close()
+        assert first.run_hit(tokens(22), 20).offered == 20
+    finally:
+        for rig in rigs:
+            rig.close()
 
 
 def test_a_cache_that_is_none_runs_uncached(
