@@ -67,6 +67,7 @@ def test_an_engine_is_served_and_nothing_stays(
         pid = serving(server, place)
         assert os.stat(place.folder).st_mode & 0o777 == 0o700
         assert os.path.isdir(place.arena)
+        assert os.getsid(pid) == pid, "a Ctrl-C at the engine's terminal is the engine's to act on"
     with monkeypatch.context() as fork:
         fork.setattr("os.getpid", lambda: 1)  # a fork of the engine ends; the server is not its own
         server.close(5)
