@@ -92,6 +92,13 @@ def test_the_servers_settings_are_heard(place: Place) -> None:
     server.close(5)
 
 
+def test_an_arena_that_was_asked_for_is_not_overruled(place: Place) -> None:
+    assert "--arena-dir" in private(place)._arguments()
+    assert "--arena-dir" not in private(place, KVKEEP_ARENA_DIR="/dev/shm/own")._arguments()
+    told = {f"{embedded.SETTINGS_PREFIX}ARENA_DIR": "/dev/shm/own"}
+    assert "--arena-dir" not in private(place, **told)._arguments()
+
+
 def test_a_server_that_ends_is_started_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_PAUSE_FIRST_S", 0.05)
     journal = Journal(logging.getLogger("kvkeep.test"))
