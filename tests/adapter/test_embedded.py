@@ -95,8 +95,8 @@ def test_the_servers_settings_are_heard(place: Place) -> None:
 def test_an_arena_that_was_asked_for_is_not_overruled(place: Place) -> None:
     assert "--arena-dir" in private(place)._arguments()
     assert "--arena-dir" not in private(place, KVKEEP_ARENA_DIR="/dev/shm/own")._arguments()
-    told = {f"{embedded.SETTINGS_PREFIX}ARENA_DIR": "/dev/shm/own"}
-    assert "--arena-dir" not in private(place, **told)._arguments()
+    told = private(place, TRTLLM_KVKEEP_INPROC_ARENA_DIR="/dev/shm/own")
+    assert "--arena-dir" not in told._arguments()
 
 
 def test_a_server_that_ends_is_started_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
