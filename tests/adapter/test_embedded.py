@@ -220,6 +220,16 @@ def test_sweeping_spares_the_living_and_the_young(place: Place, short_dir: Path)
     server.close(5)
 
 
+def test_sweeping_spares_what_another_user_named_like_ours(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(f"{short_dir}/kvkeep-inproc-4711-1-2-dead")
+    folder.mkdir()
+    monkeypatch.setattr("os.geteuid", lambda: 4711)  # the folder is somebody else's then
+    assert sweep(short_dir, min_age_s=0) == 0
+    assert folder.exists()
+
+
 def test_places(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_dir))
     first, second = place_for(False, 0), place_for(False, 0)
