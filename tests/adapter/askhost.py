@@ -23,7 +23,7 @@ from adapter.engine import LOGGER, Prepared, Running
 from adapter.geometry import Geometry
 from adapter.journal import Journal
 from adapter.loadmode import LoadMode
-from adapter.metadata import ConnectorMetadata
+from adapter.metadata import ConnectorMetadata, LoadOrder
 from adapter.pagememory import PageMemory
 from adapter.saver import Saver
 from adapter.scheduler import KvkeepConnectorScheduler
@@ -58,6 +58,7 @@ class Counting:
 
     def __init__(self, server: Responder, num_groups: int) -> None:
         self.num_groups = num_groups
+        self.ready: dict[bytes, int] = {}  # of all times: each lease has a name of its own
         self.begin()
         self.missing = 0.2 if num_groups > 1 else 0.0
         server.handlers |= {
@@ -71,7 +72,6 @@ class Counting:
         self.rng = random.Random(1)
         self.retrieved: dict[tuple[bytes, int], int] = {}
         self.open: dict[int, bytes] = {}
-        self.ready: dict[bytes, int] = {}
 
     def lookup(self, body: Any) -> Body:
         ready = self.rng.randrange(len(body.keys) // 16 + 1)
@@ -133,6 +133,7 @@ class AskHost:
         has_layout: whether it is described by a V2 layout.
         is_chunked: whether prompts are computed in chunks and loads may be cancelled, so that
             offers may be taken up in part.
+        running: the engine's parts.
         is_async: whether loads are waited for outside the batch.
     """
 
@@ -145,6 +146,7 @@ class AskHost:
         self.has_layout = scheduler._engine.has_layout
         running = scheduler._engine.running
         assert running is not None
+        self.running = running
         self.is_chunked = scheduler._engine.llm_args.enable_chunked_prefill  # type: ignore[attr-defined]
         self.is_async = running.load_mode is LoadMode.ASYNC
         self.begin()
@@ -304,13 +306,18 @@ class AskHost:
             slots = np.frombuffer(order.slots, dtype=SLOT_DTYPE).reshape(-1, order.num_shards)
             assert order.pages.shape[:2] == (self.geometry.num_groups, len(slots))
             assert (order.pages[0] >= 0).any()
-            for chunk in slots["slot"][:, 0].tolist():
-                self.handed[order.lease, int(chunk)] += 1
+            self.hand(order)
             absent = slots["generation"] == 0
             for group in range(self.geometry.num_groups):
                 is_wanted = (order.pages[group] >= 0).any(axis=1)
                 assert not (is_wanted & absent[:, group]).any()
         assert len(set(metadata.alive.tolist())) == len(metadata.alive)
+
+    def hand(self, order: LoadOrder) -> None:
+        """The workers were told to load it, and give its lease back."""
+        slots = np.frombuffer(order.slots, dtype=SLOT_DTYPE).reshape(-1, order.num_shards)
+        for chunk in slots["slot"][:, 0].tolist():
+            self.handed[order.lease, int(chunk)] += 1
 
     def end(self) -> None:
         """All requests are forgotten; everything must be given back."""
@@ -321,6 +328,10 @@ class AskHost:
         table = self.scheduler._table
         assert table is not None
         assert table.live_keys() == []
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until all that was retrieved was handed out or given back."""
         until(lambda: not self._owed(), 10)
         assert not self.counting.open
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from adapter.loadmode import LoadMode
 from tests.adapter.askhost import AskHost, ask_host
+from tests.adapter.unruly import UnrulyHost
 
 CASES = {
     "v1": ((0,), 1, False, LoadMode.SYNC, True),
@@ -48,3 +49,12 @@ def test_any_calls(host: AskHost, seed: int, steps: int) -> None:
     for _ in range(steps):
         host.step(rng)
     host.end()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 80))
+def test_hooks_in_no_order(host: AskHost, seed: int, steps: int) -> None:
+    unruly = UnrulyHost(host, random.Random(seed))
+    for _ in range(steps):
+        unruly.step()
+    unruly.end()
