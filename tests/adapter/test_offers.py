@@ -378,6 +378,8 @@ def test_nothing_is_waited_for_that_the_prompt_cannot_use(
 ) -> None:
     desk, _ = patient
     serve_tier(server, 10, 10)  # 41 tokens: ten blocks, and one token to compute
+    reply = LookupReply(lease=LEASE, ready=10, pending=2, final=False)
+    server.handlers[Op.LOOKUP] = lambda body: reply
     assert ask(desk)[0].offer.end_tokens == 40
     serve(server, 7)  # final at once
     assert ask(desk)[0].offer.end_tokens == 28

@@ -56,9 +56,12 @@ def test_finished_without_saves_is_reported_at_once(rig: Rig) -> None:
 
 def test_a_repeated_announcement_is_not_reported_twice(rig: Rig) -> None:  # P19
     rig.copying()
-    rig.book.finished([107], None, 0.0)
-    rig.book.finished([107], None, 0.0)
-    rig.flow.copied(7, 0, 2, 0, StopReason.NONE, 0.0)
+    rig.book.finished([107], None, 1.0)
+    rig.book.finished([107], None, 2.0)
+    entry = rig.ledger.find(7)
+    assert entry is not None
+    assert entry.held_since_s == 1.0  # from then on the pages are held for so long at most
+    rig.flow.copied(7, 0, 2, 0, StopReason.NONE, 2.0)
     assert rig.ledger.take_saved() == [107]
 
 
@@ -173,8 +176,37 @@ def test_a_skipped_forward_is_made_up_for_by_the_requests_next_one() -> None:
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})  # skipped
     rig.bind(alive={8: 0})
     rig.book.launched()  # of another request
+    entry = rig.ledger.find(7)
+    assert entry is not None
+    assert entry.launched == 0
     rig.bind(alive={7: 0})
     rig.book.launched()
     rig.book.finished([107], None, 0.0)
     (order,) = rig.flow.next_stores(9)
     assert order.num_chunks == 1
+
+
+def test_the_end_of_a_request_whose_forward_was_skipped_here_confirms_nothing() -> None:
+    rig = follower()
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})  # skipped
+    rig.bind(alive={8: 0})
+    rig.book.launched()
+    rig.book.finished([107], None, 0.0)
+    assert rig.flow.next_stores(9) == []
+    assert rig.ledger.take_saved() == [107]
+
+
+def test_no_more_is_held_than_may_be() -> None:
+    rig = Rig(geometry(num_pages=16))
+    for key in (7, 8):
+        rig.bind(rig.name(key, 0, [key]), alive={key: 0})
+    assert rig.hold(7, 10)
+    assert not rig.hold(8, 10)
+    assert rig.ledger.num_held_pages == 10
+
+
+def test_what_ended_while_it_is_copied_is_not_held(rig: Rig) -> None:
+    rig.copying()
+    rig.book.ended(7)
+    assert not rig.hold(7, 2)
+    assert rig.ledger.num_held_pages == 0
