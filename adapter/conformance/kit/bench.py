@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,18 @@ from typing import Any, Final
 
 import torch
 
+from adapter.config import CONNECTOR_MODULE
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig, LlmArgs
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.requests import HostResult
 from adapter.conformance.host.weights import ModelConfig, write_model_dir
-from adapter.conformance.kit.observe import Log, observed, overridden
-from adapter.conformance.schedules.service import Service
+from adapter.conformance.kit.observe import BY_GROUP, Log, observed, overridden
+from adapter.conformance.kit.ranked import Ranks, observing, ranks
+from adapter.conformance.kit.serverchild import Server
 
 BLOCK: Final = 16
+SCHEDULES: Final = 4
 WAIT_S: Final = 60.0
 SETTLE_S: Final = 30.0
 
@@ -135,15 +138,27 @@ class Bench:
     Attributes:
         target: the connector under test.
         service: its server, when the kit started one; checks may stop or kill it.
+        schedules: how many random schedules each rule about them plays.
+        seed: of the first of them.
     """
 
-    def __init__(self, target: Target, model: Path, service: Service | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        model: Path,
+        service: Server | None,
+        *,
+        schedules: int = SCHEDULES,
+        seed: int = 0,
+    ) -> None:
         """Loads the connector's classes.
 
         Args:
             target: the connector under test.
             model: directory of a model; further models are written beside it.
             service: its server, when the kit started one.
+            schedules: how many random schedules each rule about them plays.
+            seed: of the first of them.
 
         Raises:
             ImportError: there is no such module.
@@ -151,10 +166,40 @@ class Bench:
         """
         self.target = target
         self.service = service
+        self.schedules = schedules
+        self.seed = seed
         self._model = model
         module = importlib.import_module(target.module)
         self._scheduler = getattr(module, target.scheduler_class)
         self._worker = getattr(module, target.worker_class)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is kvkeep's own connector."""
+        return self.target.module == CONNECTOR_MODULE
+
+    @property
+    def models(self) -> Path:
+        """A folder for models."""
+        return self._model.parent
+
+    @property
+    def sweep_url(self) -> str | None:
+        """For schedules: the server of our own connector, where nobody else is; or None."""
+        return self.target.server_url if self.is_ours and self.service is not None else None
+
+    @property
+    def sweep_connector(self) -> KvCacheConnectorConfig | None:
+        """For schedules: any connector that is not ours with a server of the kit's; or None."""
+        if self.sweep_url is not None:
+            return None
+        target = self.target
+        return KvCacheConnectorConfig(
+            connector_module=target.module,
+            connector_scheduler_class=target.scheduler_class,
+            connector_worker_class=target.worker_class,
+            server_url=target.server_url,
+        )
 
     def opted_into_attention_dp(self) -> tuple[bool, bool]:
         """What scheduler and worker class say of attention data parallelism."""
@@ -169,6 +214,21 @@ class Bench:
         return bool(overridden(self._scheduler)) and hasattr(
             self._worker, "register_kv_cache_layout"
         )
+
+    def takes_layouts(self) -> bool:
+        """Whether both classes have what a V2 cache of one layer group asks for."""
+        has_own = all(hasattr(self._scheduler, name) for name in BY_GROUP)
+        return has_own and hasattr(self._worker, "register_kv_cache_layout")
+
+    def methods(self, scheduler: Sequence[str], worker: Sequence[str]) -> set[str]:
+        """Those of some methods that the classes have.
+
+        Args:
+            scheduler: to look for in the scheduler's class.
+            worker: to look for in the worker's.
+        """
+        found = {name for name in scheduler if hasattr(self._scheduler, name)}
+        return found | {name for name in worker if hasattr(self._worker, name)}
 
     @contextmanager
     def engine(
@@ -211,7 +271,13 @@ class Bench:
                     end()
 
     def expected(
-        self, prompt: list[int], count: int, config: ModelConfig | None = None
+        self,
+        prompt: list[int],
+        count: int,
+        config: ModelConfig | None = None,
+        *,
+        cache: KvCacheConfig | None = None,
+        options: HostOptions | None = None,
     ) -> HostResult:
         """What an engine without a connector answers.
 
@@ -219,9 +285,61 @@ class Bench:
             prompt: token ids.
             count: tokens to generate.
             config: of the model; None for the bench's own.
+            cache: its cache settings, where they change what is computed.
+            options: of the host, likewise.
         """
-        with HostEngine(self._args(config, None), 48) as host:
+        with HostEngine(self._args(config, cache), 48, options=options) as host:
             return host.submit(prompt, count).result(WAIT_S)
+
+    @contextmanager
+    def ranks(
+        self,
+        options: HostOptions | None = None,
+        *,
+        config: ModelConfig | None = None,
+        num_blocks: int = 48,
+        cache: KvCacheConfig | None = None,
+        adp: bool = False,
+        skewed: bool = False,
+        with_connector: bool = True,
+        **arguments: Any,
+    ) -> Iterator[Ranks]:
+        """An engine of two ranks, each a process.
+
+        Args:
+            options: of the host.
+            config: of the model; None for the bench's own.
+            num_blocks: pages of each rank's pool; of each layer group.
+            cache: its cache settings; partial reuse is off by default.
+            adp: attention data parallel in place of tensor parallel.
+            skewed: whether the second rank's completions count an iteration late.
+            with_connector: False for what others are compared with.
+            arguments: further ``LlmArgs``.
+
+        Yields:
+            The engine; it is shut down afterwards.
+        """
+        target = self.target
+        names = ":".join((target.module, target.scheduler_class, target.worker_class))
+        if with_connector:
+            arguments["kv_connector_config"] = observing(target.server_url)
+        args = self._args(config, cache, **arguments)
+        options = options or HostOptions(epoch="E3" if adp else "E2")
+        with ranks(args, names, num_blocks, options, adp=adp, skewed=skewed) as engine:
+            yield engine
+
+    def expected_of_ranks(
+        self, asks: list[tuple[list[int], int]], config: ModelConfig | None = None
+    ) -> list[HostResult]:
+        """What an engine of the same tensor-parallel degree without a connector answers.
+
+        Args:
+            asks: prompts and tokens to generate.
+            config: of the model; None for the bench's own.
+        """
+        with self.ranks(config=config, with_connector=False) as engine:
+            handles = [engine.submit(prompt, count) for prompt, count in asks]
+            return [handle.result(WAIT_S) for handle in handles]
 
     def _args(
         self, config: ModelConfig | None, cache: KvCacheConfig | None, **arguments: Any

@@ -41,5 +41,8 @@ def sets_the_device_in_its_threads(bench: Bench) -> Verdict:
     if not same(result, wanted):
         return broken("logits differ with the pool on a simulated device")
     if not threads:
-        return unseen("no thread of the connector used the simulated device")
+        return unseen(
+            "no thread of the connector used the simulated device: it is kvkeep's own "
+            "(protocol.device), which other connectors know nothing of"
+        )
     return held(f"{', '.join(sorted(threads))} set it; {result.num_loaded_tokens} tokens loaded")

@@ -5,19 +5,20 @@ Runs in the kit's main thread.
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
+import threading
 from typing import Final
 
 from adapter.conformance.host.hooks import BRING_UP
-from adapter.conformance.kit.bench import BLOCK, Bench, Seen, same, text
-from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
-from adapter.conformance.schedules.service import Service
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.kit.bench import BLOCK, Bench, Probe, Seen, same, text
+from adapter.conformance.kit.serverchild import Server
+from adapter.conformance.kit.verdict import NO_SERVER, Verdict, broken, held, unseen
 
 LONGEST_S: Final = 0.05
 _TRIES: Final = 3
 """A hook that waits does so each time; one that lost its CPU to others does not."""
+_GATE_S: Final = 5.0
 _PICKLED_BYTES: Final = 1 << 20
 
 
@@ -33,7 +34,7 @@ def _longest_without_load(seen: Seen) -> tuple[float, str]:
 def never_blocks_while_its_server_hangs(bench: Bench) -> Verdict:
     """Rule 10: one executor thread serves the whole engine."""
     if bench.service is None:
-        return unseen("the server was not started by this program")
+        return unseen(NO_SERVER)
     longest_s, hook = LONGEST_S, ""
     for first_seed in range(500, 500 + 10 * _TRIES, 10):
         found = _hang(bench, bench.service, first_seed)
@@ -48,16 +49,16 @@ def never_blocks_while_its_server_hangs(bench: Bench) -> Verdict:
     )
 
 
-def _hang(bench: Bench, service: Service, first_seed: int) -> tuple[float, str] | None:
+def _hang(bench: Bench, service: Server, first_seed: int) -> tuple[float, str] | None:
     """The longest hook while a server is stopped; None when an answer was wrong."""
     prompts = [text(3 * BLOCK + 1, seed=first_seed + number) for number in range(6)]
     with bench.engine() as seen:
         seen.store(prompts[0])
-        os.kill(service.child.pid, signal.SIGSTOP)
+        service.pause()
         try:
             results = [seen.ask(prompt, 3) for prompt in prompts]
         finally:
-            os.kill(service.child.pid, signal.SIGCONT)
+            service.resume()
         longest = _longest_without_load(seen)
     wanted = [bench.expected(prompt, 3) for prompt in prompts]
     if not all(same(one, other) for one, other in zip(results, wanted, strict=True)):
@@ -65,11 +66,32 @@ def _hang(bench: Bench, service: Service, first_seed: int) -> tuple[float, str] 
     return longest
 
 
+def does_not_wait_for_forwards(bench: Bench) -> Verdict:
+    """§12 row 9: ``wait_for_save`` and ``get_finished`` return while the forward still runs."""
+    probe, prompt = Probe(), text(3 * BLOCK + 1, seed=510)
+    gate, waited = threading.Event(), list[bool]()
+    with bench.engine(HostOptions(probe=probe)) as seen:
+        seen.ask(text(BLOCK, seed=511))  # brought up, warmed up
+
+        def hold() -> None:
+            seen.queue_forward_work(lambda: waited.append(not gate.wait(_GATE_S)))
+            probe.once("bound", gate.set)
+
+        # A hook that waits for the device meets a gate that the next iteration opens.
+        probe.once("forward", hold)
+        result = seen.ask(prompt, 2)
+    if not waited or any(waited):
+        return broken(f"a hook waited for the forward, for {_GATE_S:.0f} s")
+    if not same(result, bench.expected(prompt, 2)):
+        return broken("logits differ behind a slow forward")
+    return held("every hook of an iteration returned while its forward was held up")
+
+
 def raises_nothing_when_its_server_dies(bench: Bench) -> Verdict:
     """§10: whatever leaves a hook ends the executor or fails every request."""
     service = bench.service
     if service is None:
-        return unseen("the server was not started by this program")
+        return unseen(NO_SERVER)
     prompt = text(3 * BLOCK + 1, seed=90)
     wanted = bench.expected(prompt, 3)
     with bench.engine() as seen:
@@ -89,7 +111,7 @@ def comes_up_without_a_server(bench: Bench) -> Verdict:
     """§4, §12 row 10: bring-up neither hangs nor fails for want of a server."""
     service = bench.service
     if service is None:
-        return unseen("the server was not started by this program")
+        return unseen(NO_SERVER)
     prompt = text(2 * BLOCK + 1, seed=91)
     wanted = bench.expected(prompt, 2)
     service.kill()
@@ -111,7 +133,7 @@ def hands_over_metadata_that_pickles(bench: Bench) -> Verdict:
         metadata = [call.answer for call in seen.log.of("build_connector_meta")]
     sizes = [len(pickle.dumps(one)) for one in metadata]
     if not sizes:
-        return unseen("no metadata was built")
+        return unseen("no metadata was built: no request was reported")
     if max(sizes) > _PICKLED_BYTES:
         return broken(f"{max(sizes)} bytes of metadata for a batch of one request")
     return held(f"{len(sizes)} pickled, at most {max(sizes)} bytes")

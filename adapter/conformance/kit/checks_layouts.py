@@ -20,7 +20,17 @@ from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.requests import RequestHandle
 from adapter.conformance.host.weights import SLIDING
 from adapter.conformance.kit.bench import BLOCK, SETTLE_S, WAIT_S, Bench, Probe, Seen, same, text
-from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
+from adapter.conformance.kit.verdict import (
+    NO_ASYNC,
+    NO_GROUPS,
+    NO_LAYOUTS,
+    NO_LOAD,
+    NO_SERVER,
+    Verdict,
+    broken,
+    held,
+    unseen,
+)
 
 _WINDOW: Final = 5 * BLOCK
 _SLIDING: Final = replace(
@@ -31,7 +41,6 @@ _GROUPS: Final = replace(
 )
 """Two layer groups of which none ever lets go of a page."""
 _ALLOC: Final = "update_state_after_alloc_by_layer_group"
-_NO_GROUPS: Final = "the connector does not take several layer groups"
 _PACE_S: Final = 0.03
 _REJOIN_TRIES: Final = 30
 _REJOIN_POLL_S: Final = 0.3
@@ -51,7 +60,8 @@ class _Paced(Probe):
 
 
 def _options(**changes: Any) -> HostOptions:
-    return HostOptions(epoch="E3", layout="v2", **changes)
+    settings: dict[str, Any] = {"epoch": "E3", "layout": "v2"}
+    return HostOptions(**(settings | changes))
 
 
 def _cache() -> KvCacheConfig:
@@ -85,7 +95,7 @@ def _due(seen: Seen, mark: int, num_loaded: int) -> Rows:
 def skips_missing_pages_and_keeps_groups_apart(bench: Bench) -> Verdict:
     """Rule 11: -1 is no page, though a valid subscript; a page id means nothing in other groups."""
     if not bench.takes_layer_groups():
-        return unseen(_NO_GROUPS)
+        return unseen(NO_GROUPS)
     probe, prompt, tries = _Paced(), text(11 * BLOCK + 1, seed=300), 3
     wanted = bench.expected(prompt, 2, _SLIDING)
     before: list[torch.Tensor] = []
@@ -108,7 +118,7 @@ def skips_missing_pages_and_keeps_groups_apart(bench: Bench) -> Verdict:
         probe.once("forward", lambda: shot(after))
         result = seen.ask(prompt, 2)
         if not result.num_loaded_tokens:
-            return unseen("nothing was loaded")
+            return unseen(NO_LOAD)
         due = _due(seen, mark, result.num_loaded_tokens)
         missing = sum(t.count(-1) for t in seen.log.since(mark, _ALLOC)[-1].detail[0])
         changed: Rows = {group: set() for group in due}
@@ -120,7 +130,9 @@ def skips_missing_pages_and_keeps_groups_apart(bench: Bench) -> Verdict:
     if not same(result, wanted):
         return broken("logits differ with two layer groups")
     if not missing:
-        return unseen("no page was missing")
+        return unseen(
+            "the whole prompt was offered without a missing page: nothing left its window"
+        )
     counts = {group: len(pages) for group, pages in changed.items()}
     return held(f"{missing} pages missing, none written for them; written by group: {counts}")
 
@@ -129,9 +141,9 @@ def stores_what_its_window_still_holds(bench: Bench) -> Verdict:
     """Rule 16: behind its window a request has no pages, so nothing of them may be stored."""
     service = bench.service
     if not bench.takes_layer_groups():
-        return unseen(_NO_GROUPS)
+        return unseen(NO_GROUPS)
     if service is None:
-        return unseen("the server was not started by this program")
+        return unseen(NO_SERVER)
     prompt = text(11 * BLOCK + 1, seed=310)
     beginning = prompt[: 2 * BLOCK + 1]
     wanted = [bench.expected(one, 2, _SLIDING) for one in (prompt, beginning)]
@@ -143,14 +155,14 @@ def stores_what_its_window_still_holds(bench: Bench) -> Verdict:
         seen.ask(prompt)
         service.restart()  # it holds nothing now; the host's own cache, what a window reaches
         if not _is_back(bench, seen):
-            return unseen("the connector did not come back to its server")
+            return unseen(f"the connector did not come back to its server. {NO_LOAD}")
         again = seen.store(prompt)
         results = [seen.store(prompt, 2), seen.store(beginning, 2)]
     if not all(same(one, other) for one, other in zip(results, wanted, strict=True)):
         return broken(f"logits differ: blocks outside a window of {_WINDOW} tokens were stored")
     matched, loaded = again.num_device_tokens, results[0].num_loaded_tokens
     if matched <= _WINDOW + BLOCK:
-        return unseen(f"{matched} tokens matched on the device")
+        return unseen(f"{matched} tokens matched on the device: try again on a quieter machine")
     return held(
         f"{matched} tokens on the device, a window of {_WINDOW}: {loaded} loaded later, "
         f"{results[1].num_loaded_tokens} of a beginning"
@@ -174,7 +186,7 @@ def _is_back(bench: Bench, seen: Seen) -> bool:
 def loads_what_is_taken_up_of_an_offer(bench: Bench) -> Verdict:
     """§5, V2 rule: where pages for all of an offer are wanting, the host honours a part."""
     if not bench.takes_layer_groups():
-        return unseen(_NO_GROUPS)
+        return unseen(NO_GROUPS)
     probe, prompt, other = Probe(), text(7 * BLOCK + 1, seed=340), text(4 * BLOCK + 1, seed=341)
     wanted = [bench.expected(other, 30, _GROUPS), bench.expected(prompt, 2, _GROUPS)]
     handles: list[RequestHandle] = []
@@ -196,31 +208,47 @@ def loads_what_is_taken_up_of_an_offer(bench: Bench) -> Verdict:
         return broken("logits differ after an offer was honoured in part")
     honoured = results[1].num_loaded_tokens
     if not 0 < honoured < offered:
-        return unseen(f"{honoured} of {offered} tokens were honoured")
+        return unseen(f"{honoured} of {offered} tokens were honoured. {NO_LOAD}")
     return held(f"{honoured} of {offered} tokens honoured and loaded, equal bits")
 
 
 def begins_anew_when_replayed(bench: Bench) -> Verdict:
     """§6, Preempted: a destroyed request comes again under its id, its prompt longer."""
-    if not bench.takes_layer_groups():
-        return unseen(_NO_GROUPS)
-    prompts = [text(3 * BLOCK + 1, seed=350 + number) for number in range(2)]
+    return _replayed(bench, _options(), 350)
+
+
+def takes_resets(bench: Bench) -> Verdict:
+    """§6, Preempted, E4: ``request_reset`` says so, where a connector has it."""
+    return _replayed(bench, _options(epoch="E4"), 353)
+
+
+def takes_direct_preemption(bench: Bench) -> Verdict:
+    """§6, Preempted, E4: ``request_finished`` says so; True puts the replay off."""
+    return _replayed(bench, _options(epoch="E4", direct_preemption=True), 356)
+
+
+def _replayed(bench: Bench, options: HostOptions, seed: int) -> Verdict:
+    if not bench.takes_layouts():
+        return unseen(NO_LAYOUTS)
+    prompts = [text(3 * BLOCK + 1, seed=seed + number) for number in range(2)]
     count = 2 * BLOCK + 8
-    wanted = [bench.expected(prompt, count, _GROUPS) for prompt in prompts]
+    config = _GROUPS if bench.takes_layer_groups() else None
+    wanted = [bench.expected(prompt, count, config) for prompt in prompts]
     # Each grows to 6 pages: the one begun last loses its own.
-    with bench.engine(_options(), config=_GROUPS, num_blocks=8, cache=_cache()) as seen:
+    with bench.engine(options, config=config, num_blocks=8, cache=_cache()) as seen:
         for prompt in prompts:
             seen.store(prompt)
         mark = seen.log.mark()
         handles = [seen.host.submit(prompt, count) for prompt in prompts]
         results = [handle.result(WAIT_S) for handle in handles]
         offers = seen.offers(mark)
+        seen.host.forget_reuse(SETTLE_S)
     if not all(same(one, other) for one, other in zip(results, wanted, strict=True)):
         return broken("logits of a replayed request differ")
     ids = [request for request, _, _ in offers]
     later = [count for place, (one, _, count) in enumerate(offers) if one in ids[:place]]
     if not any(later):
-        return unseen(f"{len(later)} replays, nothing offered to them")
+        return unseen(f"{len(later)} replays, nothing offered to them. {NO_LOAD}")
     return held(f"{len(later)} queries after a replay, {max(later)} tokens offered, equal bits")
 
 
@@ -245,5 +273,5 @@ def reports_each_load_once(bench: Bench) -> Verdict:
     if announced - reported:
         return broken(f"ids never reported: {sorted(announced - reported)}")
     if not announced:
-        return unseen("nothing was loaded asynchronously")
+        return unseen(NO_ASYNC)
     return held(f"{len(announced)} asynchronous loads, each reported once, equal bits")

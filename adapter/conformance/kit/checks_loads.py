@@ -12,7 +12,7 @@ import torch
 
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.kit.bench import BLOCK, Bench, Probe, Seen, same, text
-from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
+from adapter.conformance.kit.verdict import NO_LOAD, NO_SERVER, Verdict, broken, held, unseen
 
 _SLOW_S = 0.2
 
@@ -45,7 +45,7 @@ def writes_only_what_was_offered(bench: Bench) -> Verdict:
         seen.ask(prompt)
         pages = _loaded_pages(seen, mark)
     if not pages:
-        return unseen("nothing was loaded behind a device match")
+        return unseen(NO_LOAD)
     changed = (before[0] != after[0]).flatten(1).any(dim=1).nonzero().flatten().tolist()
     if not set(changed) <= set(pages):
         return broken(f"pages {sorted(set(changed) - set(pages))} were written, {pages} were due")
@@ -79,7 +79,7 @@ def waits_for_forwards_queued_before(bench: Bench) -> Verdict:
         probe.once("bound", slow_reader)
         result = seen.ask(prompt)
         if not done.wait(_SLOW_S * 10) or not result.num_loaded_tokens:
-            return unseen("nothing was loaded")
+            return unseen(NO_LOAD)
     if early[0]:
         return broken("pages were written while a forward queued before still used them")
     return held(f"{result.num_loaded_tokens} tokens were loaded behind a forward of {_SLOW_S} s")
@@ -89,7 +89,7 @@ def loads_what_it_offered_without_its_server(bench: Bench) -> Verdict:
     """Rule 3: an offer is pinned and loadable; there is no "load failed" reply."""
     service = bench.service
     if service is None:
-        return unseen("the server was not started by this program")
+        return unseen(NO_SERVER)
     probe, prompt = Probe(), text(4 * BLOCK + 1, seed=22)
     wanted = bench.expected(prompt, 3)
     with bench.engine(HostOptions(probe=probe)) as seen:
@@ -98,7 +98,7 @@ def loads_what_it_offered_without_its_server(bench: Bench) -> Verdict:
         result = seen.ask(prompt, 3)
         service.restart()
         if "queried" not in probe.seen:
-            return unseen("nothing was offered")
+            return unseen(NO_LOAD)
     if not same(result, wanted):
         return broken("the server died between offer and load, and the logits differ")
     return held(f"{result.num_loaded_tokens} tokens loaded after kill -9 of the server")
@@ -126,7 +126,7 @@ def repeats_nothing_and_takes_stale_metadata(bench: Bench) -> Verdict:
     if not same(result, wanted):
         return broken("logits differ after a load whose forward was skipped")
     if not result.num_loaded_tokens:
-        return unseen("nothing was loaded")
+        return unseen(NO_LOAD)
     return held(f"{result.num_loaded_tokens} tokens loaded, two forwards skipped")
 
 
@@ -142,8 +142,26 @@ def needs_no_layer_hooks(bench: Bench) -> Verdict:
     if not same(result, wanted):
         return broken("logits differ when one token is left and no layer hook fires")
     if hooks or not result.num_loaded_tokens:
-        return unseen(f"{len(hooks)} layer hooks, {result.num_loaded_tokens} tokens loaded")
+        return unseen(f"{len(hooks)} layer hooks fired. {NO_LOAD}")
     return held(f"{result.num_loaded_tokens} tokens loaded, no layer hook fired")
+
+
+def loads_a_part_of_a_prompt(bench: Bench) -> Verdict:
+    """§12 row 2: only a beginning is stored; exactly that is retrieved, and nothing is missing."""
+    beginning = text(3 * BLOCK, seed=26)
+    longer = [*beginning, *text(2 * BLOCK + 1, seed=27)]
+    wanted = bench.expected(longer, 3)
+    with bench.engine() as seen:
+        seen.store([*beginning, 1])
+        result = seen.store(longer, 3)
+        again = seen.ask(longer, 3)
+    if not (same(result, wanted) and same(again, wanted)):
+        return broken("logits differ after a hit on the beginning of a prompt")
+    if not result.num_loaded_tokens:
+        return unseen(NO_LOAD)
+    return held(
+        f"{result.num_loaded_tokens} of {len(longer)} tokens loaded, then {again.num_loaded_tokens}"
+    )
 
 
 def shares_nothing_wrong(bench: Bench) -> Verdict:
@@ -156,4 +174,4 @@ def shares_nothing_wrong(bench: Bench) -> Verdict:
     if not all(same(result, wanted) for result in results):
         return broken("logits differ from a run without a cache")
     loaded = results[-1].num_loaded_tokens
-    return held(f"{loaded} tokens loaded, equal bits") if loaded else unseen("nothing was loaded")
+    return held(f"{loaded} tokens loaded, equal bits") if loaded else unseen(NO_LOAD)

@@ -11,7 +11,14 @@ from typing import Final
 from adapter.conformance.host.llm_args import KvCacheConfig
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.kit.bench import BLOCK, SETTLE_S, Bench, same, text
-from adapter.conformance.kit.verdict import Verdict, broken, held, unseen
+from adapter.conformance.kit.verdict import (
+    NO_KEEPING,
+    NO_LOAD,
+    Verdict,
+    broken,
+    held,
+    unseen,
+)
 
 _TRIES: Final = 3
 """With other texts: a busy machine may have a connector miss once."""
@@ -28,7 +35,7 @@ def saves_only_what_was_computed(bench: Bench) -> Verdict:
     if not same(result, wanted):
         return broken("a prompt computed in chunks was stored wrongly: logits differ")
     if not result.num_loaded_tokens:
-        return unseen("nothing was loaded")
+        return unseen(NO_LOAD)
     return held(f"{len(reports)} iterations, {result.num_loaded_tokens} tokens stored and loaded")
 
 
@@ -46,6 +53,8 @@ def saves_what_is_generated(bench: Bench) -> Verdict:
             loaded, length = result.num_loaded_tokens, len(prompt)
             if loaded > length:
                 return held(f"{loaded} tokens of a second turn loaded")
+    if not loaded:
+        return unseen(NO_LOAD)
     return broken(
         f"{loaded} tokens of a second turn were loaded, the first prompt had {length}: generated "
         f"blocks are not stored"
@@ -55,6 +64,7 @@ def saves_what_is_generated(bench: Bench) -> Verdict:
 def saves_what_follows_a_ragged_match(bench: Bench) -> Verdict:
     """§12 row 8: a match inside a block forbids the load, not the save."""
     cache = KvCacheConfig(tokens_per_block=BLOCK, enable_partial_reuse=True)
+    loaded = 0
     with bench.engine(cache=cache) as seen:
         for seed in range(430, 430 + _TRIES):
             first = text(2 * BLOCK + 1, seed=seed)
@@ -71,6 +81,8 @@ def saves_what_follows_a_ragged_match(bench: Bench) -> Verdict:
             loaded = result.num_loaded_tokens
             if loaded > BLOCK:  # the first block is the first prompt's, too
                 return held(f"match of {ragged[0]} tokens, {loaded} tokens stored")
+    if not loaded:
+        return unseen(NO_LOAD)
     return broken("what was computed behind a match inside a block was not stored")
 
 
@@ -93,7 +105,7 @@ def gives_every_page_back(bench: Bench) -> Verdict:
     if stats.num_available_blocks != seen.host.num_pages:
         return broken(f"{seen.host.num_pages - stats.num_available_blocks} pages are lost")
     if not kept:
-        return unseen("no request kept its pages")
+        return unseen(NO_KEEPING)
     return held(f"{len(kept)} requests kept their pages and gave each back once")
 
 
@@ -118,6 +130,8 @@ def survives_recycled_pages(bench: Bench) -> Verdict:
     if wrong:
         return broken(f"prompts {wrong} of 8 loaded another's pages")
     loaded = sum(result.num_loaded_tokens for _, result in results)
+    if not loaded:
+        return unseen(NO_LOAD)
     return held(f"8 prompts through 8 pages, {loaded} tokens loaded, equal bits")
 
 
@@ -137,4 +151,6 @@ def forgets_what_is_cancelled(bench: Bench) -> Verdict:
         return broken("logits differ after cancelled requests")
     if lost:
         return broken(f"{lost} pages are lost")
+    if not again.num_loaded_tokens:
+        return unseen(NO_LOAD)
     return held("6 requests cancelled, no page lost, equal bits afterwards")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -17,9 +19,10 @@ from rich.console import Console
 
 from adapter.config import CONNECTOR_MODULE, SCHEDULER_CLASS, WORKER_CLASS
 from adapter.conformance.host.weights import TINY, write_model_dir
-from adapter.conformance.kit.bench import Bench, Target
+from adapter.conformance.kit.bench import SCHEDULES, Bench, Target
 from adapter.conformance.kit.report import Findings, document, show
 from adapter.conformance.kit.rules import RULES, Rule
+from adapter.conformance.kit.serverchild import Server, ServerError, commanded
 from adapter.conformance.kit.shim import compare_installed
 from adapter.conformance.kit.verdict import Outcome, Verdict, broken
 from adapter.conformance.schedules.service import serving
@@ -30,6 +33,12 @@ EXIT_BROKEN: Final = 1
 EXIT_UNUSABLE: Final = 2
 _TRIES: Final = 3
 """Of a rule that was not observed: a busy machine may have a connector miss once."""
+_WHAT: Final = {
+    ImportError: "no such connector",
+    ModuleNotFoundError: "no such connector",
+    AttributeError: "no such connector",
+    ServerError: "no server",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -39,39 +48,34 @@ def main(arguments: list[str]) -> int:
         arguments: behind the word ``conformance``.
 
     Returns:
-        0 when no rule was broken, 1 when one was, 2 when the connector cannot be loaded.
+        0 when no rule was broken, 1 when one was, 2 when the connector cannot be
+        loaded, or its server not started.
 
     Raises:
         SystemExit: 2, for options that are wrong; they are named on stderr.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.server_command is not None and options.server_url is None:
+        parser.error("--server-command needs --server-url, where the server listens then")
     if options.server_url is not None and options.module == CONNECTOR_MODULE:
         try:
             check_url(options.server_url, "--server-url")
         except ConfigError as error:
             parser.error(str(error))
     console = Console(stderr=options.json, width=None if sys.stdout.isatty() else 140)
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvkeep-kit-")))
-        service = None
-        url = options.server_url
-        if url is None and options.module == CONNECTOR_MODULE:
-            service = stack.enter_context(serving())
-            url = service.url
-        target = Target(options.module, options.scheduler_class, options.worker_class, url)
         try:
-            bench = Bench(target, write_model_dir(folder / "model", TINY), service)
-        except (ImportError, AttributeError) as error:
-            console.print(f"conformance: no such connector: {error}", markup=False)
+            service, url = _server(options, stack)
+            target = Target(options.module, options.scheduler_class, options.worker_class, url)
+            model = write_model_dir(folder / "model", TINY)
+            bench = Bench(target, model, service, schedules=options.schedules, seed=seed)
+        except (ImportError, AttributeError, ServerError) as error:
+            console.print(f"conformance: {_WHAT[type(error)]}: {error}", markup=False)
             return EXIT_UNUSABLE
-        findings: Findings = []
-        for rule in RULES:
-            if options.rule and rule.source not in options.rule:
-                continue
-            verdict = check(rule, bench)
-            findings.append((rule, verdict))
-            console.print(f"{rule.source:7} {verdict.outcome.value:12} {rule.text}", markup=False)
+        findings = _run(bench, options.rule, console)
     shim = compare_installed()
     result = document(target, findings, shim)
     if options.json:
@@ -79,6 +83,30 @@ def main(arguments: list[str]) -> int:
     else:
         show(console, target, findings, shim)
     return EXIT_BROKEN if result["broken"] else 0
+
+
+def _server(
+    options: argparse.Namespace, stack: contextlib.ExitStack
+) -> tuple[Server | None, str | None]:
+    """The server that rules may stop and kill, or none, and where the connector's is."""
+    url: str | None = options.server_url
+    if options.server_command is not None:
+        return stack.enter_context(commanded(shlex.split(options.server_command), url or "")), url
+    if url is None and options.module == CONNECTOR_MODULE:
+        service = stack.enter_context(serving())
+        return service, service.url
+    return None, url
+
+
+def _run(bench: Bench, sources: list[str] | None, console: Console) -> Findings:
+    findings: Findings = []
+    for rule in RULES:
+        if sources and rule.source not in sources:
+            continue
+        verdict = check(rule, bench)
+        findings.append((rule, verdict))
+        console.print(f"{rule.source:7} {verdict.outcome.value:12} {rule.text}", markup=False)
+    return findings
 
 
 def check(rule: Rule, bench: Bench) -> Verdict:
@@ -97,6 +125,13 @@ def check(rule: Rule, bench: Bench) -> Verdict:
         return broken(f"the engine did not survive it: {error!r}"[:300])
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:  # none played would be told as none wrong
+        raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m adapter conformance",
@@ -109,6 +144,18 @@ def _parser() -> argparse.ArgumentParser:
         "--server-url",
         help="its server; ours gets one of its own, which the checks stop and kill",
     )
+    parser.add_argument(
+        "--server-command",
+        metavar="COMMAND",
+        help="starts the server at --server-url: checks stop, kill and restart it",
+    )
+    parser.add_argument(
+        "--schedules",
+        type=_positive,
+        default=SCHEDULES,
+        help=f"random schedules of one rank, and half as many of several ({SCHEDULES})",
+    )
+    parser.add_argument("--seed", type=int, help="of an earlier run; a fresh one otherwise")
     sources = list(dict.fromkeys(rule.source for rule in RULES))
     parser.add_argument(
         "--rule",

@@ -19,7 +19,7 @@ from adapter.trtllm_api import KvCacheConnectorScheduler
 
 _SCHEDULER: Final = "Scheduler"
 _WORKER: Final = "Worker"
-_BY_GROUP: Final = ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group")
+BY_GROUP: Final = ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group")
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ class Call:
 
 
 class Log:
-    """Every call of one engine, in order of its end."""
+    """Every call of one engine, in order of its end.
+
+    Attributes:
+        before: called with a hook's name before the connector is.
+    """
 
     def __init__(self) -> None:
         """Starts empty."""
+        self.before: Callable[[str], None] = lambda hook: None
         self._lock = threading.Lock()
         self._calls: list[Call] = []
 
@@ -107,9 +112,9 @@ def overridden(scheduler: type[Any]) -> tuple[str, ...]:
     Args:
         scheduler: the connector's class.
     """
-    own = [name for name in _BY_GROUP if hasattr(scheduler, name)]
+    own = [name for name in BY_GROUP if hasattr(scheduler, name)]
     default = KvCacheConnectorScheduler
-    is_all = len(own) == len(_BY_GROUP) and not any(
+    is_all = len(own) == len(BY_GROUP) and not any(
         getattr(scheduler, name) is getattr(default, name, None) for name in own
     )
     return tuple(own) if is_all else ()
@@ -131,6 +136,7 @@ def _noted(name: str, function: Callable[..., Any], log: Log) -> Callable[..., A
         answer, error = None, None
         began_s = time.perf_counter()
         try:
+            log.before(name)
             answer = function(*arguments, **named)
             return answer
         except BaseException as caught:
@@ -147,6 +153,28 @@ def _plain(value: Any) -> Any:
     return tuple(_plain(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
+def place(name: str, scheduler: type[Any], worker: type[Any], log: Log) -> tuple[str, str, str]:
+    """Puts classes that observe a connector where a host finds them.
+
+    Args:
+        name: of the module that is made.
+        scheduler: the connector's class.
+        worker: the connector's class.
+        log: takes the calls.
+
+    Returns:
+        Module name, scheduler class name, worker class name.
+    """
+    module = ModuleType(name)
+    for label, inner in ((_SCHEDULER, scheduler), (_WORKER, worker)):
+        opted_in = bool(getattr(inner, "supports_attention_dp", False))
+        body = {"inner_class": inner, "log": log, "supports_attention_dp": opted_in}
+        body |= {name: _handed_on(name) for name in overridden(inner)}
+        setattr(module, label, type(label, (Observed,), body))
+    sys.modules[name] = module
+    return name, _SCHEDULER, _WORKER
+
+
 @contextmanager
 def observed(scheduler: type[Any], worker: type[Any], log: Log) -> Iterator[tuple[str, str, str]]:
     """A module that can be named in a connector config, for as long as the block lasts.
@@ -159,15 +187,8 @@ def observed(scheduler: type[Any], worker: type[Any], log: Log) -> Iterator[tupl
     Yields:
         Module name, scheduler class name, worker class name.
     """
-    name = f"{__name__}_{id(log):x}"
-    module = ModuleType(name)
-    for label, inner in ((_SCHEDULER, scheduler), (_WORKER, worker)):
-        opted_in = bool(getattr(inner, "supports_attention_dp", False))
-        body = {"inner_class": inner, "log": log, "supports_attention_dp": opted_in}
-        body |= {name: _handed_on(name) for name in overridden(inner)}
-        setattr(module, label, type(label, (Observed,), body))
-    sys.modules[name] = module
+    names = place(f"{__name__}_{id(log):x}", scheduler, worker, log)
     try:
-        yield name, _SCHEDULER, _WORKER
+        yield names
     finally:
-        del sys.modules[name]
+        del sys.modules[names[0]]

@@ -4,6 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+NO_SERVER: Final = (
+    "the server is not this program's to stop and start: give it --server-command, or run "
+    "kvkeep's own connector without --server-url"
+)
+NO_LOAD: Final = (
+    "nothing was loaded: see that the connector's server runs at --server-url and has room, and "
+    "that what is stored is offered again"
+)
+NO_ASYNC: Final = (
+    "nothing was loaded asynchronously: a connector is free not to; answer (n, True) to a query "
+    "to have it observed"
+)
+NO_GROUPS: Final = (
+    "the connector does not take several layer groups: it needs register_kv_cache_layout and both "
+    "methods ..._by_layer_group"
+)
+NO_LAYOUTS: Final = (
+    "the connector takes no V2 cache: derive it from the host's base classes, or give it "
+    "register_kv_cache_layout and both methods ..._by_layer_group"
+)
+NO_KEEPING: Final = (
+    "no request kept its pages: request_finished never answered True, so there was nothing to "
+    "give back"
+)
 
 
 class Outcome(Enum):

@@ -5,6 +5,8 @@ Must not know: engines. Runs in the caller's thread; the child dies with it.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -44,6 +46,14 @@ class Service:
         """Ends it if it still runs, and starts it again at the same place."""
         self.child.stop()
         self.child = self._start()
+
+    def pause(self) -> None:
+        """Stops it where it is (SIGSTOP)."""
+        os.kill(self.child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on (SIGCONT)."""
+        os.kill(self.child.pid, signal.SIGCONT)
 
     def _start(self) -> Child:
         child = Child(

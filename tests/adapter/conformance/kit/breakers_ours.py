@@ -96,7 +96,7 @@ class GhostWorker(KvkeepWorker):
 class WholeScheduler(KvkeepScheduler):
     """Loads all it offered, whatever was taken up."""
 
-    def _honour(self, request: Any, state: Any, table: Any) -> None: ...
+    def _honour(self, *_: Any) -> None: ...
 
 
 class StaleScheduler(KvkeepScheduler):
@@ -134,6 +134,22 @@ class EarlyWorker(KvkeepWorker):
     """Reports each load as soon as it is announced."""
 
     def start_load_kv(self, stream: Any) -> None: ...
+
+
+class SingleWorker(KvkeepWorker):
+    """Starts loads once in each iteration."""
+
+    has_started = False
+
+    def start_load_kv(self, stream: Any) -> None:
+        if self.has_started:
+            raise RuntimeError("loads were started twice")
+        self.has_started = True
+        super().start_load_kv(stream)
+
+    def wait_for_save(self, stream: Any) -> None:
+        self.has_started = False
+        super().wait_for_save(stream)
 
 
 class UnsetWorker(KvkeepWorker):

@@ -25,14 +25,27 @@ def service() -> Iterator[object]:
 
 
 @pytest.fixture
-def kit(model: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> object:
-    from adapter.conformance.kit import bench, checks_layouts, checks_saves
+def kit(model: Path, service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    from adapter.conformance.kit import (
+        bench,
+        checks_epochs,
+        checks_hooks,
+        checks_identity,
+        checks_layouts,
+        checks_offers,
+        checks_ranks,
+        checks_saves,
+    )
     from tests.adapter.conformance.host import connectors
     from tests.adapter.conformance.kit.breaching import Kit
 
     # A broken connector leaves something to wait for; a sound one is done long before.
-    for module in (bench, checks_layouts, checks_saves):
+    for module in (
+        *(bench, checks_epochs, checks_identity, checks_layouts, checks_offers, checks_ranks),
+        checks_saves,
+    ):
         monkeypatch.setattr(module, "SETTLE_S", 3.0)
+    monkeypatch.setattr(checks_hooks, "_GATE_S", 1.0)
     # Each connector a dictionary of its own, under the name of the server that some ask for.
     monkeypatch.setattr(connectors, "STORES", {})
-    return Kit(model, service)
+    return Kit(model, service, tmp_path)

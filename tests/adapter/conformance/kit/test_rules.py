@@ -20,12 +20,18 @@ from tests.adapter.conformance.kit.breaching import Kit
 pytestmark = pytest.mark.torch
 
 
+MODULES = (
+    *("offers", "loads", "saves", "hooks", "layouts", "device"),
+    *("epochs", "identity", "pools", "ranks", "suite"),
+)
+
+
 def test_every_rule_has_its_breach() -> None:
     assert set(breaching.ALL) == set(breaching.BY_TEXT)
     assert len(breaching.BY_TEXT) == len(RULES)
 
 
-@pytest.mark.parametrize("name", ["offers", "loads", "saves", "hooks", "layouts", "device"])
+@pytest.mark.parametrize("name", MODULES)
 def test_breaches_are_tested_beside_the_check(name: str) -> None:
     module = getattr(rules, f"checks_{name}")
     mine = {rule.text for rule in RULES if rule.check.__module__ == module.__name__}

@@ -1,0 +1,16 @@
+"""Shapes of pools, and pools nobody can export. Each breach is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.adapter.conformance.kit.breaching import POOLS, Kit
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("rule", POOLS)
+def test_a_breach_is_seen(rule: str, kit: Kit) -> None:
+    kit.assert_blamed(rule, POOLS[rule])

@@ -1,0 +1,16 @@
+"""Several ranks, each a process. Each breach is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.adapter.conformance.kit.breaching import RANKS, Kit
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("rule", RANKS)
+def test_a_breach_is_seen(rule: str, kit: Kit) -> None:
+    kit.assert_blamed(rule, RANKS[rule])
