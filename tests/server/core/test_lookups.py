@@ -162,6 +162,31 @@ def test_a_long_lookup_is_sliced_and_survives_what_happens_between() -> None:
     world.core.check_integrity()
 
 
+def test_a_rank_that_leaves_amid_a_long_lookup_leaves_no_hit() -> None:
+    world = World(config(extents=8, slots=2000), auto_map=False, check=False)
+    ranks = [world.engine("a", rank, pages=3000) for rank in range(2)]
+    for engine in ranks:
+        engine.register(namespace(ranks=2))
+        engine.report()
+    world.pump()
+    keys = chain("x", 3000)
+    for engine in ranks:
+        engine.save(keys)
+    session = world.core._state.roster.sessions[ranks[0].session]  # type: ignore[index]
+    found: list[int] = []
+    for is_left in (False, True):  # the extents of what is behind are not mapped
+        steps = world.core._state.lookups.slow(
+            session, b"".join(keys), 0, lambda match: found.append(match.count)
+        )
+        next(steps)
+        if is_left:
+            ranks[1].die()
+        assert len(list(steps)) > 0
+    assert 0 < found[0] < 3000
+    assert found[1] == 0
+    world.core.check_integrity()
+
+
 def test_a_long_lookup_has_a_deadline() -> None:
     world = World(config(extents=3, slots=2000), auto_map=False, check=False)
     a = world.engine(pages=3000)

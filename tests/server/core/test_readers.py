@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from protocol import messages as m
+from protocol.errors import ErrorCode
 from server.core import effects as fx
 from tests.server.core.world import World, chain, config, namespace
 
@@ -21,6 +23,34 @@ def test_a_reader_that_unmaps_by_itself_is_not_offered_what_it_lacks() -> None:
     a.report()
     world.pump()
     assert a.lookup(keys).ready == 4
+
+
+def test_what_a_rank_unmapped_after_the_lookup_is_not_retrieved() -> None:
+    world = World(config(extents=8, slots=16))
+    ranks = [world.engine("a", rank) for rank in range(2)]
+    keys = chain("x", 4)
+    for engine in ranks:
+        engine.register(namespace(ranks=2))
+    for engine in ranks:
+        engine.save(keys)
+    found = ranks[0].lookup(keys)
+    assert found.ready == 4
+    (lost,) = [
+        effect.geometry.extent
+        for effect in world.log
+        if isinstance(effect, fx.GiveExtent) and effect.process == ranks[1].process
+    ]
+    ranks[1].to_unmap = [lost]
+    ranks[1].report()
+    world.pump()
+    ask = m.Retrieve(session=ranks[0].session, lease=found.lease, start=0, count=4)
+    assert ranks[0].error(ask) is ErrorCode.UNAVAILABLE
+    assert world.core.stats()["pinned_slots"] == 0
+    ranks[1].to_map = [lost]
+    ranks[1].report()
+    world.pump()
+    ranks[0].retrieve(keys, found.lease, 0, 4)
+    assert world.core.stats()["pinned_slots"] == 8
 
 
 def test_every_rank_of_a_shard_is_given_its_extents_and_no_other() -> None:
