@@ -378,11 +378,14 @@ def test_what_one_rank_gave_back_is_retrieved_again_as_the_other_still_reads_it(
     found = ranks[0].lookup(keys)
     assert found.ready == 8
     first = ranks[0].retrieve(keys, found.lease, 0, 4)
+    assert pinned(world) == 8
     ranks[0].release(found.lease)
+    assert pinned(world) == 4
     for engine in ranks:
         assert engine.save(keys[:4], shard=space.shard(1, engine.rank)) == 4
     again = ranks[0].retrieve(keys, found.lease, 0, 4)
     assert (again == first).all()
+    assert pinned(world) == 8, "it has pins of its own again"
     world.core.check_integrity()
     for engine in ranks:
         engine.release(found.lease)
