@@ -246,6 +246,17 @@ def test_a_session_in_the_way_is_named_once_it_stays() -> None:
     assert enrolment.in_the_way == 7
 
 
+def test_a_rank_says_which_it_is_and_what_its_memory_is() -> None:
+    for is_ring in (False, True):
+        enrolment, peer = begin()
+        enrolment.registration = replace(enrolment.registration, rank=3, is_ring=is_ring)
+        accepted(enrolment, peer)
+        enrolment.turn(0)
+        (asked,) = peer.asked
+        assert asked.rank == 3
+        assert isinstance(asked.memory, RingMemory if is_ring else MemfdMemory)
+
+
 @pytest.mark.parametrize("node", [None, 3])
 def test_the_node_near_the_device_is_said(node: int | None) -> None:
     enrolment, peer = begin()
