@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.copy import HeldLoad, LoadError, held_load
-from adapter.layerloads import HookRecord, LayerLoad
+from adapter.layerloads import STEP_BYTES, HookRecord, LayerLoad
 from adapter.pagememory import GroupPages, LayerSlice
 from protocol.errors import ErrorCode
 from tests.adapter.arena import EPOCH, UNTOUCHED, Arena, content
@@ -104,7 +104,7 @@ def arena() -> Iterator[Arena]:
 class Batch:
     """Two loads of one page each, into pages 3 and 8 of one memory."""
 
-    def __init__(self, arena: Arena, gate: FakeMark | None = None) -> None:
+    def __init__(self, arena: Arena, gate: FakeMark | None = None, step_bytes: int = 0) -> None:
         self.memory: GroupPages = arena.memory()
         self.told: list[LoadError | None] = []
         self.users_when_told = -1
@@ -113,7 +113,7 @@ class Batch:
             arena.shard(self.memory, [place], [page]) for place, page in (((1, 2), 3), ((2, 0), 8))
         ]
         loads: list[HeldLoad] = []
-        self.load = LayerLoad(loads, LAYERS, gate or FakeMark(), self._done)
+        self.load = LayerLoad(loads, LAYERS, gate or FakeMark(), self._done, step_bytes)
         holding = self.load.holding
         loads += [holding.enter_context(held_load(arena.table, EPOCH, [shard])) for shard in shards]
 
@@ -151,6 +151,33 @@ def test_each_layer_of_all_loads_comes_before_the_next_layer(arena: Arena) -> No
     thread.join(WAIT_S)
     assert batch.told == [None]
     assert batch.users_when_told == 0
+
+
+@pytest.mark.parametrize(
+    ("step_bytes", "steps_of_layers"),
+    [
+        (2048, [[0], [1], [2], [3]]),  # what a layer of both loads has
+        (2049, [[0], [1, 2], [3]]),
+        (STEP_BYTES, [[0], [1, 2, 3]]),
+    ],
+)
+def test_short_layers_count_as_filled_together_but_the_first(
+    arena: Arena, step_bytes: int, steps_of_layers: list[list[int]]
+) -> None:
+    batch, steps = Batch(arena, step_bytes=step_bytes), Steps()
+    thread = batch.start(steps)
+    for layers in steps_of_layers:
+        steps.go.release(2 * len(layers) - 1)
+        for layer in layers:
+            with pytest.raises(LoadError) as caught:
+                batch.load.wait(layer, limit_s=0.01)
+            assert caught.value.code == ErrorCode.DEADLINE_EXCEEDED
+        steps.go.release(1)
+        for layer in layers:
+            batch.load.wait(layer, limit_s=WAIT_S)
+        assert np.array_equal(content(batch.memory)[[3, 8]], wanted(arena, layers[-1] + 1))
+    thread.join(WAIT_S)
+    assert batch.told == [None]
 
 
 def test_layers_without_anything_in_the_pool_are_not_waited_for(arena: Arena) -> None:
