@@ -41,6 +41,12 @@ def test_confirmed_chunks_wait_for_the_stream(rig: Rig) -> None:
     assert len(rig.flow.next_stores(9)) == 1
 
 
+def test_a_save_says_whose_quota_it_is(rig: Rig) -> None:
+    rig.bind(replace(rig.name(7, 0, [1]), tenant=b"t" * 16), alive={7: 1})
+    (order,) = rig.flow.next_stores(9)
+    assert order.tenant == b"t" * 16
+
+
 def test_a_gap_in_the_names_is_dropped(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})
     rig.bind(rig.name(7, 2, [3]), alive={7: 3})
