@@ -109,11 +109,15 @@ def read_kit(document: Mapping[str, Any]) -> dict[str, Figure]:
     return figures
 
 
-def read_agentic(document: Mapping[str, Any]) -> dict[str, Figure]:
+def read_agentic(
+    document: Mapping[str, Any], block_tokens: int = 32, token_kib: int = 128
+) -> dict[str, Figure]:
     """Of ``build/agentic.json``.
 
     Args:
         document: as the benchmark wrote it.
+        block_tokens: that it was to be run with; counts are the same with any.
+        token_kib: KV of a token, likewise.
     """
     answers = document["answers_saved"]["ratio"]
     return {
@@ -128,7 +132,8 @@ def read_agentic(document: Mapping[str, Any]) -> dict[str, Figure]:
         ),
         "wrong": exactly(len(document["wrong"]), 0),
         "ttft_speedup_measured_load": Figure(document["ttft_speedup_measured_load"]),
-        "KV bytes per token": exactly(document["kv_bytes_per_token"], 128 * 1024),
+        "tokens of a block": exactly(document["block_tokens"], block_tokens),
+        "KV bytes per token": exactly(document["kv_bytes_per_token"], token_kib * 1024),
         "load bytes": Figure(document["load_bytes"]),
         "load GB/s": Figure(document["load_gb_per_s"]),
     }

@@ -310,7 +310,7 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
     if quick:
         return steps
     rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
-    report = build / "slow-combinations.xml"
+    report, larger = build / "slow-combinations.xml", build / "slow-agentic-256.json"
     rounds_of_gaps = {"KV_E2E_SEED": str(seed), "KV_GAP_ROUNDS": str(GAP_ROUNDS)}
     gaps = suite_step(
         "hooks beside trouble",
@@ -338,6 +338,15 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
             (*module, "adapter.conformance.agentic", "--json", str(agentic)),
             limit_s=1200,
             read=lambda _, __: read_agentic(json.loads(agentic.read_text("utf-8"))),
+        ),
+        Step(
+            "agentic, blocks of 256",
+            (
+                *(*module, "adapter.conformance.agentic", "--json", str(larger)),
+                *("--block-tokens", "256", "--token-kib", "1"),
+            ),
+            limit_s=900,
+            read=lambda _, __: read_agentic(json.loads(larger.read_text("utf-8")), 256, 1),
         ),
     ]
 

@@ -48,6 +48,7 @@ AGENTS: dict[str, Any] = {
     "answers_saved": {"ratio": 0.9522},
     "wrong": [],
     "ttft_speedup_measured_load": 4.9,
+    "block_tokens": 32,
     "kv_bytes_per_token": 131_072,
     "load_bytes": 1,
     "load_gb_per_s": 3.0,
@@ -168,10 +169,16 @@ def test_a_broken_rule_is_named() -> None:
         ("answers_saved.ratio", 0.94, "answers saved too, ratio"),
         ("wrong", ["turn 3"], "wrong"),
         ("kv_bytes_per_token", 1, "KV bytes per token"),
+        ("block_tokens", 256, "tokens of a block"),
     ],
 )
 def test_agents_that_find_less(path: str, value: Any, name: str) -> None:
     assert missed(read_agentic(changed(AGENTS, path, value))) == {name}
+
+
+def test_agents_with_larger_blocks_and_smaller_tokens() -> None:
+    larger = changed(changed(AGENTS, "block_tokens", 256), "kv_bytes_per_token", 1024)
+    assert missed(read_agentic(larger, 256, 1)) == set()
 
 
 def test_cost_that_follows_the_prompt() -> None:

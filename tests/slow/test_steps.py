@@ -173,7 +173,9 @@ def test_the_plan_names_each_step_once(tmp_path: Path) -> None:
     some = {"demo", "bench", "chaos", "tests marked slow", "fault rows and end to end"}
     assert some | {"sampled families"} <= set(names)
     host = {"schedules", "combinations", "conformance kit", "agentic", "adapter cpu"}
-    assert host | {"layer-wise gain", "hooks beside trouble"} <= set(names)
+    assert host | {"layer-wise gain", "hooks beside trouble", "agentic, blocks of 256"} <= set(
+        names
+    )
     devices = {"schedules", "combinations", "host and adapter"}
     assert {f"simulated CUDA: {name}" for name in devices} <= set(names)
     tiers = {"chaos tiers", "tiers sessions", "tiers agentic", "tiers stores", "tiers models"}
