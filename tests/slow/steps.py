@@ -289,7 +289,7 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
     module = (sys.executable, "-m")
     count = 2 if quick else SCHEDULES_PER_MODE
     kit = (*module, "adapter", "conformance", "--json")
-    agentic, adapter = build / "agentic.json", build / "slow-adapter.json"
+    adapter = build / "slow-adapter.json"
     smaller = ("--active", "16", "--tokens", "1024", "--cycles", "2") if quick else ()
     schedules = ("--json", "--count", str(count), "--seed", str(seed))
     steps = [
@@ -307,48 +307,56 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
             read=lambda _, __: read_adapter(json.loads(adapter.read_text("utf-8")), quick),
         ),
     ]
-    if quick:
-        return steps
+    return steps if quick else [*steps, *_whole_host_steps(seed, build), *_agentic_steps(build)]
+
+
+def _whole_host_steps(seed: int, build: Path) -> list[Step]:
+    """What the short run leaves out: every combination, layers that are timed, every gap."""
     rounds = {"KV_SCHEDULE_SEED": str(seed), "KV_SCHEDULES": str(COMBINATION_ROUNDS)}
-    report, larger = build / "slow-combinations.xml", build / "slow-agentic-256.json"
-    rounds_of_gaps = {"KV_E2E_SEED": str(seed), "KV_GAP_ROUNDS": str(GAP_ROUNDS)}
     gaps = suite_step(
         "hooks beside trouble",
         build / "slow-gaps.xml",
         (GAPS, "--timeout=900"),
-        rounds_of_gaps,
+        {"KV_E2E_SEED": str(seed), "KV_GAP_ROUNDS": str(GAP_ROUNDS)},
         limit_s=2400,
         may_skip=False,
         tells=True,
     )
     return [
-        *steps,
         Step(
             "layer-wise gain",
-            (*module, "tests.benchmarks.bench_layerwise", "--json"),
+            (sys.executable, "-m", "tests.benchmarks.bench_layerwise", "--json"),
             limit_s=300,
             read=lambda _, stdout: read_layerwise(json.loads(stdout)),
         ),
         replace(gaps, read=lambda build, stdout: judge_hooks(gaps.read(build, stdout))),
         suite_step(
-            "combinations", report, (*COMBINATIONS, "--timeout=600"), rounds, 3600, may_skip=False
-        ),
-        Step(
-            "agentic",
-            (*module, "adapter.conformance.agentic", "--json", str(agentic)),
-            limit_s=1200,
-            read=lambda _, __: read_agentic(json.loads(agentic.read_text("utf-8"))),
-        ),
-        Step(
-            "agentic, blocks of 256",
-            (
-                *(*module, "adapter.conformance.agentic", "--json", str(larger)),
-                *("--block-tokens", "256", "--token-kib", "1"),
-            ),
-            limit_s=900,
-            read=lambda _, __: read_agentic(json.loads(larger.read_text("utf-8")), 256, 1),
+            "combinations",
+            build / "slow-combinations.xml",
+            (*COMBINATIONS, "--timeout=600"),
+            rounds,
+            3600,
+            may_skip=False,
         ),
     ]
+
+
+def _agentic_steps(build: Path) -> list[Step]:
+    """Twelve agents: at the size of a real model, and with blocks that would make that too large."""
+
+    def step(name: str, block_tokens: int, token_kib: int) -> Step:
+        path = build / ("agentic.json" if block_tokens == 32 else "slow-agentic-256.json")
+        sizes = ("--block-tokens", str(block_tokens), "--token-kib", str(token_kib))
+        return Step(
+            name,
+            (sys.executable, "-m", "adapter.conformance.agentic", "--json", str(path), *sizes),
+            limit_s=1200,
+            read=lambda _, __: read_agentic(
+                json.loads(path.read_text("utf-8")), block_tokens, token_kib
+            ),
+        )
+
+    return [step("agentic", 32, 128), step("agentic, blocks of 256", 256, 1)]
 
 
 def read_demo(document: Mapping[str, Any], quick: bool) -> dict[str, Figure]:
