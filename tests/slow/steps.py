@@ -342,7 +342,7 @@ def _whole_host_steps(seed: int, build: Path) -> list[Step]:
 
 
 def _agentic_steps(build: Path) -> list[Step]:
-    """Twelve agents: at the size of a real model, and with blocks that would make that too large."""
+    """Twelve agents at the size of a real model, then with large blocks of small tokens."""
 
     def step(name: str, block_tokens: int, token_kib: int) -> Step:
         path = build / ("agentic.json" if block_tokens == 32 else "slow-agentic-256.json")
