@@ -68,6 +68,16 @@ class Offer:
         return replace(self, slots=self.slots[: stop - self.first_chunk], end_tokens=end_tokens)
 
 
+def why_lost(request_id: int, num_tokens: int) -> str:
+    """What to say of tokens that the host counts as loaded while no offer of them stands.
+
+    Args:
+        request_id: the host's id.
+        num_tokens: that it counts.
+    """
+    return f"request {request_id}: {num_tokens} tokens are counted as loaded, and no offer stands"
+
+
 @dataclass(frozen=True)
 class LoadWindow:
     """What could be loaded for a request at most.

@@ -33,6 +33,10 @@ MAX_OVERDUE: Final = 1024
 """Ids of forgotten requests that are remembered because they had been promised tokens."""
 
 
+MAX_OPEN_OFFERS: Final = 512
+"""Offers that a host may keep without settling them. Each pins what it names."""
+
+
 @dataclass
 class Returns:
     """What the server is to be told, in the background.
@@ -49,15 +53,20 @@ class Returns:
 class RequestTable:
     """All requests of one scheduler."""
 
-    def __init__(self, geometry: Geometry, is_drafting: bool = False) -> None:
+    def __init__(
+        self, geometry: Geometry, is_drafting: bool = False, keeps_offers: bool = False
+    ) -> None:
         """Starts empty.
 
         Args:
             geometry: block and chunk sizes.
             is_drafting: whether rejected drafts may shrink a request's pages unseen, so that those
                 behind its prompt are known only at its end.
+            keeps_offers: whether the host may allocate in any later iteration what it was offered,
+                and cancels what it does not take up (aggressive mode of E4).
         """
         self.geometry = geometry
+        self.keeps_offers = keeps_offers
         self.is_drafting = is_drafting
         self.returns = Returns()
         self.ended: list[int] = []
@@ -82,6 +91,13 @@ class RequestTable:
     def unreported(self) -> list[RequestState]:
         """Requests that no report has named yet; only these can have offers."""
         return list(self._unreported.values())
+
+    def may_offer(self) -> bool:
+        """Whether another offer may stay open; what hosts keep is bounded, too."""
+        if not self.keeps_offers:
+            return True
+        num_open = sum(state.offer is not None for state in self._unreported.values())
+        return num_open < MAX_OPEN_OFFERS
 
     def begin(self, state: RequestState, pages: list[list[int]]) -> None:
         """The host reported a request: from now on only deltas come.
@@ -238,7 +254,8 @@ class RequestTable:
         """Forgets what the host has stopped reporting, and offers it did not take up.
 
         An offer is settled in the iteration it was made in (query, allocation, report); one that
-        was not allocated by then was declined.
+        was not allocated by then was declined. Where offers are kept, the host says which ones it
+        declines, and how long a request waits for its turn is nobody's business.
 
         Args:
             iteration: that was just reported.
@@ -247,7 +264,7 @@ class RequestTable:
         Returns:
             Requests forgotten.
         """
-        for state in self._unreported.values():
+        for state in () if self.keeps_offers else self._unreported.values():
             if state.offer is not None and not state.allocated:
                 self.withdraw(state)
         while self._finished and (
@@ -262,6 +279,7 @@ class RequestTable:
             for state in self._live.values()
             if iteration - state.seen_iteration > EXPIRE_ITERATIONS
             and now_s - state.seen_s > EXPIRE_S
+            and not (self.keeps_offers and state.offer is not None and not state.allocated)
         ]
         for state in gone:
             if state.offer is not None:

@@ -23,11 +23,11 @@ from adapter.loadmode import LoadMode
 from adapter.metadata import ConnectorMetadata
 from adapter.naming import last_word
 from adapter.offers import Answer, IterationBudget, OfferDesk
-from adapter.promises import load_window
+from adapter.promises import load_window, why_lost
 from adapter.reports import build_metadata, without_saves
 from adapter.requests import RequestTable
 from adapter.requeststate import RequestState
-from adapter.trtllm_api import KvCacheConnectorScheduler
+from adapter.trtllm_api import KvCacheConnectorScheduler, keeps_offers
 from protocol.logline import NOTHING, About, extra
 
 INITIALIZATION_S: Final = 2.0
@@ -244,7 +244,7 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             self._running = running
             args = self._engine.llm_args
             is_drafting = getattr(args, "speculative_config", None) is not None
-            self._table = RequestTable(running.geometry, is_drafting)
+            self._table = RequestTable(running.geometry, is_drafting, keeps_offers(args))
             # Without chunks the whole prompt is sized before the query, so all of an offer fits;
             # a host that can cancel may take any part.
             is_divisible = self._engine.has_layout and (
@@ -298,6 +298,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         window = load_window(state.prompt_tokens, num_computed, running.geometry)
         if window is None:
             return self._say(request, 0, 0, "no whole block beyond the device match")
+        if not table.may_offer():
+            return self._say(request, 0, 0, "too many offers are kept open by the host")
         answer = desk.ask(state, window)
         return self._take(request, state, answer, running)
 
@@ -341,11 +343,15 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         if running is None or table is None:
             return
         state, has_ended = table.find(int(request.request_id)), self._engine.running is None
+        honoured = getattr(request, "py_num_connector_matched_tokens", None)
+        if honoured and (state is None or state.offer is None):
+            self._broken_promise = why_lost(request.request_id, honoured)
+            return
         if has_ended and (state is None or state.offer is None):
             return
         groups = groups_of(pages, running.geometry.num_groups)
         if groups is None:
-            if getattr(request, "py_num_connector_matched_tokens", None) != 0:
+            if honoured != 0:
                 self._pages_lost(request, None)
             return
         if (
@@ -357,13 +363,13 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             # Not the request that was asked about just now, or not asked about at all.
             facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
             state = table.admit(facts, self._iteration, time.monotonic())
-            state.matched_tokens = 0
+            state.matched_tokens = 0 if state.offer is None else state.offer.start_tokens
         if groups != state.pages:
             state.loading = None  # what was ordered for other pages says nothing of these
         state.pages, state.allocated = groups, True
         state.seen_iteration, state.seen_s = self._iteration, time.monotonic()
         if self._engine.has_layout:
-            self._honour(request, state, table)
+            self._honour(state, table, honoured)
             return
         reason = why_misfit(state, running.geometry, table.is_drafting)
         if reason:
@@ -371,9 +377,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
                 self._broken_promise = reason
             self._engine.run_uncached(reason)
 
-    def _honour(self, request: Any, state: RequestState, table: RequestTable) -> None:
+    def _honour(self, state: RequestState, table: RequestTable, honoured: int | None) -> None:
         """Cuts an offer back to what the host takes up of it (host contract §5, V2 rule)."""
-        honoured = getattr(request, "py_num_connector_matched_tokens", None)
         if state.offer is None or honoured is None:
             return
         table.shorten(state, state.offer.start_tokens + int(honoured))

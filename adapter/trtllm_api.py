@@ -140,6 +140,16 @@ def epoch_features(
     )
 
 
+def keeps_offers(llm_args: Any) -> bool:
+    """Whether the host settles an offer in any later iteration, or never (host contract §5).
+
+    Args:
+        llm_args: the engine's arguments; a branch's connector settings have the switch.
+    """
+    config = getattr(llm_args, "kv_connector_config", None)
+    return getattr(config, "aggressive_prefix_budgeting", False) is True
+
+
 def host_is_installed() -> bool:
     """Whether the base classes above come from a real host."""
     return _HOST is not None

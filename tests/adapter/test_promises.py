@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.promises import load_window
+from adapter.promises import load_window, why_lost
 from tests.adapter.hostlike import geometry, offer
 
 SIZES = st.integers(1, 8)
@@ -59,6 +59,11 @@ def test_a_chunk_that_the_prompt_does_not_fill_is_not_asked_for() -> None:
     window = load_window(15, 4, geo)
     assert window is not None
     assert (window.stop_block, window.num_chunks) == (3, 1)
+
+
+def test_what_is_lost_is_named() -> None:
+    said = "request 7: 48 tokens are counted as loaded, and no offer stands"
+    assert why_lost(7, 48) == said
 
 
 def test_offer_counts_its_tokens() -> None:

@@ -11,6 +11,7 @@ from adapter.requests import (
     EXPIRE_ITERATIONS,
     EXPIRE_S,
     MAX_FINISHED,
+    MAX_OPEN_OFFERS,
     MAX_OVERDUE,
     RequestTable,
 )
@@ -113,6 +114,29 @@ def test_an_offer_that_was_not_allocated_is_given_back_at_the_report() -> None: 
     assert declined.offer is None
     assert taken.offer is not None
     assert len(table.take_returns().releases) == 1
+
+
+def test_where_the_host_keeps_offers_they_stand_until_it_declines_them() -> None:
+    table = RequestTable(geometry(), keeps_offers=True)
+    waiting, settled = (table.admit(facts(number, PROMPT), 1, 0.0) for number in (1, 2))
+    for state in (waiting, settled):
+        state.offer = offer(geometry(), 0, 8)
+    settled.allocated = True
+    assert table.expire(1, 0.0) == 0
+    assert table.expire(1000, 1000.0) == 1  # allocated, and never reported: it is gone
+    assert waiting.offer is not None
+    assert table.live_keys() == [waiting.key]
+    table.cancel(waiting, 0, 8)
+    assert table.expire(2000, 2000.0) == 1
+
+
+def test_how_many_offers_a_host_may_keep_is_bounded() -> None:
+    kept, usual = RequestTable(geometry(), keeps_offers=True), RequestTable(geometry())
+    for table in (kept, usual):
+        for number in range(MAX_OPEN_OFFERS):
+            assert table.may_offer()
+            table.admit(facts(number, PROMPT), 1, 0.0).offer = offer(geometry(), 0, 8)
+    assert (kept.may_offer(), usual.may_offer()) == (False, True)
 
 
 def test_requests_the_host_no_longer_reports_expire() -> None:  # B22, P19

@@ -217,3 +217,12 @@ def test_without_a_host_the_rank_is_told_by_the_environment(
     assert api.mpi_rank() == 3
     monkeypatch.delenv(api.CONFORMANCE_RANK)
     assert api.mpi_rank() == 0
+
+
+def test_a_branch_says_whether_it_keeps_offers() -> None:
+    def args(**fields: object) -> SimpleNamespace:
+        return SimpleNamespace(kv_connector_config=SimpleNamespace(**fields))
+
+    assert api.keeps_offers(args(aggressive_prefix_budgeting=True))
+    for other in (args(), args(aggressive_prefix_budgeting=False), SimpleNamespace()):
+        assert not api.keeps_offers(other)

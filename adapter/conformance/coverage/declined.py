@@ -62,21 +62,15 @@ DECLINED: Final = (
 
 UNPLAYED: Final = (
     (
-        "draft tokens with the overlap scheduler",
-        "§3, Positions",
-        "drafts are played without overlap",
-    ),
-    (
-        "one call of every hook more under overlap in early E1",
-        "§5, last paragraph but two",
-        "E1 is called as often as E2",
-    ),
-    (
         "V1 with a short sliding window, which ends its executor",
         "§11",
         "the adapter refuses such engines",
     ),
-    ("the aggressive mode and `reserve_prefix`", "§3; §5", "the adapter implements neither"),
+    (
+        "`reserve_prefix` and its two companions",
+        "§3, E4 optional",
+        "all three or none: the adapter implements none, so no host calls them",
+    ),
     (
         "a GPU: kernels, the driver, cudaMalloc'd and virtual-memory pools",
         "§5; §7",

@@ -20,6 +20,7 @@ from adapter.conformance.coverage.declined import DECLINED, UNPLAYED
 from adapter.conformance.coverage.dimensions import DEVICE, DIMENSIONS, Dimension
 from adapter.conformance.coverage.refused import REFUSED
 from adapter.conformance.coverage.rules import RULES
+from adapter.conformance.coverage.variants import VARIANTS
 
 _TEST: Final = "test_combination"
 
@@ -54,7 +55,7 @@ _ON_DEVICES: Final = (
 
 def render() -> str:
     """The whole page, Markdown."""
-    tables = (_values(), _matrices(), _reasons(), _list(), _devices())
+    tables = (_values(), _matrices(), _reasons(), _list(), _variants(), _devices())
     parts = (*tables, _refused(), _declined(), _unplayed())
     return "\n".join([_HEAD, *itertools.chain(*parts)]) + "\n"
 
@@ -119,6 +120,15 @@ def _list() -> Iterator[str]:
     yield "| | id | file |\n| --- | --- | --- |"
     for number, combination in enumerate(combinations(), 1):
         yield f"| {number} | `{combination.test_id}` | `{combination.test_file}` |"
+    yield ""
+
+
+def _variants() -> Iterator[str]:
+    yield "## Variants\n"
+    yield "Hosts of one combination differ further. Which variant a combination is played as is drawn"
+    yield "with its schedules, by their seed; each is played by some combination in every run.\n"
+    yield "| variant | | contract |\n| --- | --- | --- |"
+    yield from (f"| {one.name} | {one.meaning} | {one.source} |" for one in VARIANTS)
     yield ""
 
 

@@ -53,12 +53,17 @@ def construct(llm_args: Any, *, has_scheduler: bool, adp: bool) -> tuple[Any, An
         The scheduler (None on a follower) and the worker.
 
     Raises:
-        ValueError: If attention is data parallel and a class has not opted in.
+        ValueError: If attention is data parallel and a class has not opted in, or offers are asked
+            for early and the scheduler has no ``cancel_load`` of its own (§5, aggressive mode).
     """
     config = llm_args.kv_connector_config
     module = importlib.import_module(config.connector_module)
     scheduler_class = getattr(module, config.connector_scheduler_class)
     worker_class = getattr(module, config.connector_worker_class)
+    if getattr(config, "aggressive_prefix_budgeting", False):
+        own = getattr(scheduler_class, "cancel_load", None)
+        if own in (None, getattr(KvCacheConnectorScheduler, "cancel_load", None)):
+            raise ValueError(f"{scheduler_class.__name__} does not override cancel_load")
     for part in (scheduler_class, worker_class) if adp else ():
         if not getattr(part, "supports_attention_dp", False):
             raise ValueError(

@@ -188,6 +188,7 @@ class Finisher:
         for request in self._scheduler.waiting:
             if request.request_id == request_id:
                 self._scheduler.waiting.remove(request)
+                self._scheduler.give_back(request)
                 return request
         return self.replaying.pop(request_id, None)
 

@@ -53,6 +53,13 @@ class KvCacheConnectorConfig:
 
 
 @dataclass(frozen=True)
+class AggressiveConnectorConfig(KvCacheConnectorConfig):
+    """The same with the field that a branch adds (host contract §2)."""
+
+    aggressive_prefix_budgeting: bool = False
+
+
+@dataclass(frozen=True)
 class LlmArgs:
     """The argument object handed to both connector classes.
 

@@ -73,6 +73,8 @@ class HostOptions:
             executor without the connector (§4, step 4).
         direct_preemption: Preempt by ``request_finished`` in place of ``request_reset`` (E4,
             V2): True defers it until the pages are saved (§6).
+        aggressive: The connector is asked in the scheduling pass, its offers are settled later or
+            never (E4, V2; §5). On if the arguments' ``aggressive_prefix_budgeting`` says so.
         load_skew: Iterations by which this rank's completions count later than the
             connector reports them: ranks differ (§5).
         load_deadline_s: Longest wait for a load that empties a rank's batch under
@@ -100,6 +102,7 @@ class HostOptions:
     one_call_more: bool = False
     estimate_kv: bool = False
     direct_preemption: bool = False
+    aggressive: bool = False
     load_skew: int = 0
     load_deadline_s: float = 60.0
     probe: Probe | None = None

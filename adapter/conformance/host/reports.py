@@ -122,6 +122,9 @@ class Planner(Protocol):
     def plan(self) -> Batch:
         """Schedule one iteration, allocate, query, and report pages."""
 
+    def give_back(self, request: HostRequest) -> None:
+        """A waiting request is cancelled: what is held for it is not used."""
+
 
 @dataclass
 class _Reported:

@@ -75,6 +75,9 @@ class BatchScheduler:
             scheduled.request.honoured = 0
         return batch
 
+    def give_back(self, request: HostRequest) -> None:
+        """Nothing is held for a waiting request: it is asked about when it gets its pages."""
+
     def _plan_generations(self, batch: Batch) -> int:
         budget = self._max_num_tokens
         for request in self.active.values():

@@ -26,6 +26,8 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
     Raises:
         ValueError: Naming the argument that is not supported.
     """
+    connector = llm_args.kv_connector_config
+    aggressive = bool(getattr(connector, "aggressive_prefix_budgeting", False))
     cache, is_v2 = llm_args.kv_cache_config, options.layout == "v2"
     is_late = options.epoch in ("E3", "E4")
     refused = {
@@ -40,6 +42,8 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
         "speculative_config": _has_draft_model(llm_args.speculative_config),
         "num_drafts": bool(options.num_drafts) and (is_v2 or options.epoch == "E1"),
         "one_call_more": options.one_call_more and options.epoch != "E1",
+        "aggressive_prefix_budgeting": (aggressive or options.aggressive)
+        and (options.epoch != "E4" or not is_v2),
         "direct_preemption": options.direct_preemption and options.epoch != "E4",
         "layout": is_v2 and not is_late,
         "kv_cache_config.enable_block_reuse": is_v2 and not cache.enable_block_reuse,
@@ -58,7 +62,7 @@ def settle(llm_args: LlmArgs, options: HostOptions, num_ranks: int = 1) -> HostO
         )
     overlap = options.overlap and not llm_args.disable_overlap_scheduler
     once_more = options.one_call_more and overlap
-    return replace(options, overlap=overlap, one_call_more=once_more)
+    return replace(options, overlap=overlap, one_call_more=once_more, aggressive=aggressive)
 
 
 def _has_draft_model(speculative: object | None) -> bool:

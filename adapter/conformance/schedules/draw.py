@@ -2,13 +2,15 @@
 
 Lengths crowd around multiples of the block size, where engines go wrong. Prompts come from a few
 documents that all schedules of a seed's family share, so that what one schedule stored is hit by
-the next. Must not know: engines. Pure function of its seed.
+the next; some schedules end in a talk, whose second turn goes on from an answer, so that what was
+stored of generated tokens is read, too. Must not know: engines. Pure function of its seed.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 _SALTS: Final = (None, None, None, "tenant-a", "tenant-b")
@@ -33,6 +35,7 @@ class Shape:
         one_left: whether prompts are one token longer than whole blocks, so that a full hit leaves
             one token to compute.
         pause_s: between waves, during which the executor is idle.
+        talk: share of schedules with a talk.
     """
 
     tokens_per_block: int
@@ -47,6 +50,7 @@ class Shape:
     context_only: bool = False
     one_left: bool = False
     pause_s: float = 0.0
+    talk: float = 0.4
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,39 @@ class Wave:
 
 
 @dataclass(frozen=True)
+class Talk:
+    """Two turns, one after the other: the answer of the first is in the second one's prompt.
+
+    Attributes:
+        first: of the first turn; its answer fills a block.
+        tail: what the second turn adds.
+    """
+
+    first: Ask
+    tail: tuple[int, ...]
+
+    def second(self, answer: Sequence[int]) -> Ask:
+        """The second turn.
+
+        Args:
+            answer: tokens that the first one got.
+        """
+        return replace(self.first, prompt=(*self.first.prompt, *answer, *self.tail))
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """What an engine is asked, from one seed."""
+    """What an engine is asked, from one seed.
+
+    Attributes:
+        seed: that it was drawn from.
+        waves: one after the other.
+        talks: held at the same time, behind the waves.
+    """
 
     seed: int
     waves: tuple[Wave, ...]
+    talks: tuple[Talk, ...] = ()
 
 
 def draw(seed: int, shape: Shape) -> Schedule:
@@ -109,7 +141,8 @@ def draw(seed: int, shape: Shape) -> Schedule:
         if rng.random() < 0.3:
             asks += (asks[0],)  # the same at the same time
         waves.append(Wave(asks, rng.random() < shape.forget, shape.pause_s))
-    return Schedule(seed, tuple(waves))
+    talks = _talks(rng, documents, shape) if rng.random() < shape.talk else ()
+    return Schedule(seed, tuple(waves), talks)
 
 
 def repeatable(shape: Shape, tenant: str) -> Ask:
@@ -131,6 +164,21 @@ def _documents(shape: Shape) -> list[tuple[int, ...]]:
         tuple(rng.randrange(1, shape.vocab_size) for _ in range(length))
         for _ in range(shape.num_documents)
     ]
+
+
+def _talks(rng: random.Random, documents: list[tuple[int, ...]], shape: Shape) -> tuple[Talk, ...]:
+    size, answer = shape.tokens_per_block, shape.max_new_tokens
+    if shape.max_blocks < 2 or answer < 3 or answer > size - 2:
+        return ()  # no answer would fill a block and leave room for a second turn
+    # All of them pass the end of a block in the same iterations.
+    num_blocks, missing = rng.randint(1, shape.max_blocks - 1), rng.randint(1, answer - 1)
+    prompt, salt = rng.choice(documents)[: (num_blocks - 1) * size], rng.choice(_SALTS)
+    talks = []
+    for _ in range(rng.choice((1, 2, 2))):
+        own = tuple(rng.randrange(1, shape.vocab_size) for _ in range(size - missing))
+        tail = [rng.randrange(1, shape.vocab_size) for _ in range(rng.randint(1, size - answer))]
+        talks.append(Talk(Ask(prompt + own, answer, cache_salt=salt), tuple(tail)))
+    return tuple(talks)
 
 
 def _ask(rng: random.Random, documents: list[tuple[int, ...]], shape: Shape) -> Ask:

@@ -84,6 +84,12 @@ def play(
         if wave.forget:
             subject.forget_reuse(_SETTLE_S)
         time.sleep(wave.pause_s)
+    if schedule.talks:
+        firsts = tuple(talk.first for talk in schedule.talks)
+        seconds = tuple(talk.second(expected(talk.first).tokens) for talk in schedule.talks)
+        for asks in (firsts, seconds):
+            subject.forget_reuse(_SETTLE_S)  # only the server has what the first turn left
+            _play_wave(schedule.seed, Wave(asks, forget=True), subject, expected, tally)
     subject.forget_reuse(_SETTLE_S)
     check_nothing_left(schedule.seed, subject, leaks)
     tally.schedules += 1

@@ -16,8 +16,14 @@ from typing import Any, Final
 
 from adapter.config import ENV_BUDGET_MS, ENV_HELD_PERCENT, ENV_LOAD_MODE, make_kv_connector_config
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.coverage.variants import variant_of
 from adapter.conformance.host.engine import HostEngine
-from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorConfig, LlmArgs
+from adapter.conformance.host.llm_args import (
+    AggressiveConnectorConfig,
+    KvCacheConfig,
+    KvCacheConnectorConfig,
+    LlmArgs,
+)
 from adapter.conformance.host.options import DeviceName, HostOptions, default_device
 from adapter.conformance.host.ranks.engines import AttentionDpEngine, TensorParallelEngine
 from adapter.conformance.host.weights import LATENT, SLIDING, TINY, ModelConfig, write_model_dir
@@ -78,23 +84,29 @@ class Setup:
         return self.config, self.cache.dtype, tokens, size
 
 
-def setup_of(combination: Combination, device: DeviceName | None = None) -> Setup:
+def setup_of(
+    combination: Combination, device: DeviceName | None = None, seed: int | None = None
+) -> Setup:
     """What a combination means.
 
     Args:
         combination: legal.
         device: where the pool lies; None is the host's default.
+        seed: of the run, which draws a variant; None is the usual one.
     """
     life, layout, ranks = combination.lifecycle, combination.layout, combination.ranks
     block = _BLOCKS.get(layout, 16)
     max_blocks = 2 if block > 32 else 4
     longest = (max_blocks + 1) * block
+    options = _options(combination, seed)
+    is_short = life == "replayed" or options.aggressive
     return Setup(
         config=replace(_model(layout), max_position_embeddings=longest),
         cache=_cache(layout, block),
-        options=replace(_options(combination), device=device or default_device()),
-        # Few pages: what is freed is handed out again at once; fewer still to be destroyed.
-        num_blocks=max_blocks + 2 if life == "replayed" else 3 * max_blocks + 2,
+        options=replace(options, device=device or default_device()),
+        # Few pages: what is freed is handed out again at once; fewer still for requests to be
+        # destroyed, and to wait with an offer.
+        num_blocks=max_blocks + 2 if is_short else 3 * max_blocks + 2,
         size=_SIZES[ranks],
         is_adp=ranks == "adp2",
         max_num_tokens=2 * block if life == "chunked" else 4 * longest,
@@ -124,9 +136,9 @@ def _cache(layout: str, block: int) -> KvCacheConfig:
     )
 
 
-def _options(combination: Combination) -> HostOptions:
+def _options(combination: Combination, seed: int | None) -> HostOptions:
     layout, life = combination.layout, combination.lifecycle
-    return HostOptions(
+    usual = HostOptions(
         epoch=combination.epoch,  # type: ignore[arg-type]
         layout="v2" if layout.startswith("v2") else "v1",
         regions="apart" if layout in ("v2_regions", "v2_mla") else "joined",
@@ -137,6 +149,7 @@ def _options(combination: Combination) -> HostOptions:
         num_drafts=2 if life == "drafts" else 0,
         overlap=life != "plain" or combination.epoch != "E2",
     )
+    return replace(usual, **variant_of(combination, seed).options)
 
 
 def _shape(life: str, block: int, max_blocks: int) -> Shape:
@@ -145,9 +158,10 @@ def _shape(life: str, block: int, max_blocks: int) -> Shape:
         "early_stop": {"stop": 1.0},
         "cancelled": {"cancel": 0.6},
         "replayed": {"max_new_tokens": 12, "cancel": 0.0},
-        "context_only": {"context_only": True},
+        "context_only": {"context_only": True, "talk": 0.0},
+        "drafts": {"max_new_tokens": 10, "talk": 1.0},
         "idle": {"pause_s": 0.05, "forget": 0.3},
-        "graph": {"one_left": True},
+        "graph": {"one_left": True, "talk": 0.0},
     }
     return Shape(tokens_per_block=block, max_blocks=max_blocks, **changes.get(life, {}))
 
@@ -168,7 +182,7 @@ def opened(
     Yields:
         The engine.
     """
-    chosen = connector or _connector(url)
+    chosen = connector or _connector(url, setup.options.aggressive)
     args = LlmArgs(
         model=str(_model_dir(models, setup.config)),
         kv_cache_config=setup.cache if chosen else _reference_cache(setup),
@@ -220,16 +234,19 @@ def _reference_options(setup: Setup) -> HostOptions:
     return HostOptions(epoch="E2", device="host")
 
 
-def _connector(url: str | None) -> KvCacheConnectorConfig | None:
+def _connector(url: str | None, aggressive: bool) -> KvCacheConnectorConfig | None:
     if url is None:
         return None
     made = make_kv_connector_config(url)
-    return KvCacheConnectorConfig(
+    config = KvCacheConnectorConfig(
         connector_module=made.connector_module,
         connector_scheduler_class=made.connector_scheduler_class,
         connector_worker_class=made.connector_worker_class,
         server_url=made.server_url,
     )
+    if not aggressive:
+        return config
+    return AggressiveConnectorConfig(**vars(config), aggressive_prefix_budgeting=True)
 
 
 def _model_dir(models: Path, config: ModelConfig) -> Path:

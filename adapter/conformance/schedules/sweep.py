@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.coverage.variants import variant_of
 from adapter.conformance.host.llm_args import KvCacheConnectorConfig
 from adapter.conformance.host.options import DeviceName
 from adapter.conformance.schedules.draw import Ask, draw, repeatable
@@ -66,13 +67,15 @@ class Sweep:
 
         Args:
             combination: legal.
-            seeds: one schedule each.
+            seeds: one schedule each; the first one draws the host's variant, too.
             tally: counts what is seen.
 
         Raises:
             PlayError: an answer was wrong, something was left behind, or nothing is ever loaded.
         """
-        setup = setup_of(combination, self._device)
+        seeds = list(seeds)
+        variant = variant_of(combination, seeds[0] if seeds else None)
+        setup = setup_of(combination, self._device, seeds[0] if seeds else None)
         expected = self._reference(setup)
         leaks = of_kvkeep if self._connector is None else of_host
         with opened(setup, self._models, self._url, self._connector) as subject:
@@ -84,7 +87,8 @@ class Sweep:
                 tenant = f"{combination.test_id} {next(self._runs)}"
                 play_again(repeatable(setup.shape, tenant), subject, expected, tally)
             except PlayError as error:
-                raise type(error)(f"{combination.test_id}: {error}") from error
+                name = f"{combination.test_id}: {error}"
+                raise type(error)(f"{name} (host: {variant.name})") from error
 
     def _reference(self, setup: Setup) -> Reference:
         key = setup.reference_key

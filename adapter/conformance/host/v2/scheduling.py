@@ -3,7 +3,8 @@
 Pages are taken chunk by chunk, so they may run out: then the request begun last is destroyed and
 waits to be replayed under its id, with what it had generated as part of its prompt. The connector
 is asked on the final batch, and told of a request's pages right after its query (host contract
-§5, steps 2 to 5 and "V2 rule"; §6, "preempted").
+§5, steps 2 to 5 and "V2 rule"; §6, "preempted"), but in the aggressive mode: then it is asked while
+the batch is made up (``budgeting``).
 
 Must not know: streams, metadata, sampling. Executor thread only.
 """
@@ -12,14 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from adapter.conformance.host.connector import ConnectorPort
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.reports import Batch, Scheduled
 from adapter.conformance.host.requests import HostRequest, Phase
+from adapter.conformance.host.v2.budgeting import PrefixBudget
 from adapter.conformance.host.v2.cache import V2Cache
-from adapter.conformance.host.v2.honour import chunk_end, honour
+from adapter.conformance.host.v2.honour import Window, chunk_end, honour
+
+_ASKED_AHEAD: Final = 2
+"""Requests that are asked about in a pass in which they are not begun (aggressive mode)."""
 
 
 class V2Scheduler:
@@ -38,6 +43,7 @@ class V2Scheduler:
         active: Admitted requests that have not ended, by id, the one begun last at the end.
         waiting: Requests not admitted yet, oldest first; replayed ones before all.
         num_resets: How often a request lost its pages.
+        prefixes: Offers not settled yet, in the aggressive mode.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class V2Scheduler:
         self._is_chunked = is_chunked
         self._deferred: list[HostRequest] = []
         self._size = cache.tokens_per_block
+        self.prefixes = PrefixBudget(port, self._size) if options.aggressive else None
 
     def plan(self) -> Batch:
         """Schedule one iteration, allocate, query, and report pages.
@@ -73,8 +80,11 @@ class V2Scheduler:
         batch = Batch()
         budget = self._plan_generations(batch)
         budget = self._plan_running_contexts(batch, budget)
-        for request, end in self._admit(batch, budget):
-            self._settle(batch, request, end)
+        if self.prefixes is not None:
+            self._admit_with_offers(batch, budget, self.prefixes)
+        else:
+            for request, end in self._admit(batch, budget):
+                self._settle(batch, request, end)
         batch.new_pages = self._cache.handed_out()
         for scheduled in batch.entries:
             scheduled.request.honoured = 0
@@ -131,6 +141,42 @@ class V2Scheduler:
             budget -= end - matched
         return begun
 
+    def _admit_with_offers(self, batch: Batch, budget: int, prefixes: PrefixBudget) -> None:
+        """The same in the aggressive mode: what is offered costs no budget."""
+        num_ahead = _ASKED_AHEAD
+        for request in list(self.waiting):
+            if request in batch.preempted or self._is_full(batch) or not num_ahead:
+                return
+            matched = self._cache.begin(request)
+            held = prefixes.look(request, matched)
+            window = None
+            if request is self.waiting[0]:
+                window = self._fitting(request, held.end, budget)
+                shorter = prefixes.shorter_end(held)
+                if window is None and shorter is not None:
+                    window = self._fitting(request, shorter, budget)
+            if window is None:
+                self._cache.release(request.tables)
+                request.tables = []
+                num_ahead -= 1
+                continue
+            self.waiting.popleft()
+            self.active[request.request_id] = request
+            request.cursor, request.phase = matched, Phase.CONTEXT
+            held = prefixes.settle(request)
+            self._take_up(batch, request, window, held.end - matched, held.is_async)
+            budget -= window.end - window.start
+
+    def _fitting(self, request: HostRequest, start: int, budget: int) -> Window | None:
+        end = chunk_end(start, budget, request.context_len, self._size)
+        fits = self._may_end(request, start, end) and self._cache.grow(request, start, end)
+        return Window(start, end) if fits else None
+
+    def give_back(self, request: HostRequest) -> None:
+        """A waiting request is cancelled: what is held for it is not used."""
+        if self.prefixes is not None:
+            self.prefixes.give_back(request)
+
     def _may_end(self, request: HostRequest, start: int, end: int) -> bool:
         """Whether a forward may compute these tokens of a prompt."""
         return end > start and (self._is_chunked or end == request.context_len)
@@ -151,6 +197,14 @@ class V2Scheduler:
             self._size,
             lambda start, end: self._cache.grow(request, matched if recomputes else start, end),
         )
+        self._take_up(batch, request, window, offered, is_async)
+
+    def _take_up(
+        self, batch: Batch, request: HostRequest, window: Window, offered: int, is_async: bool
+    ) -> None:
+        """A request has its pages: tell, give back the rest of the offer, and compute or load."""
+        matched = request.cursor
+        recomputes = is_async and self._options.epoch != "E4"
         if not recomputes:
             # What is loaded fills only the pages that a window reaches from the start on.
             self._cache.slide(request, window.start)

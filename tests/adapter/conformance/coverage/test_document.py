@@ -8,6 +8,7 @@ from adapter.conformance.coverage.combine import combinations
 from adapter.conformance.coverage.dimensions import DEVICE
 from adapter.conformance.coverage.document import render
 from adapter.conformance.coverage.refused import REFUSED
+from adapter.conformance.coverage.variants import VARIANTS
 
 
 def test_the_page_is_generated_from_the_table(root: Path) -> None:
@@ -19,6 +20,7 @@ def test_the_page_names_every_combination_and_refusal() -> None:
     page = render()
     assert all(f"`{one.test_id}`" in page for one in combinations())
     assert all(case.test in page for case in REFUSED)
+    assert all(f"| {one.name} | {one.meaning} | {one.source} |" in page for one in VARIANTS)
 
 
 def test_the_page_says_what_is_played_on_which_device(root: Path) -> None:

@@ -1,11 +1,16 @@
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from adapter.conformance.host.construction import check_groups, construct, playing
 from adapter.conformance.host.errors import HostError
-from adapter.conformance.host.llm_args import KvCacheConnectorConfig, LlmArgs
+from adapter.conformance.host.llm_args import (
+    AggressiveConnectorConfig,
+    KvCacheConnectorConfig,
+    LlmArgs,
+)
 from adapter.trtllm_api import CONFORMANCE_EPOCH, epoch_features
 from tests.adapter.conformance.host.connectors import RecordingScheduler, connector_config
 
@@ -38,6 +43,24 @@ def test_attention_dp_needs_both_classes_to_have_opted_in() -> None:
     opted = LlmArgs("model", kv_connector_config=connector_config("Recording", "plain://opted"))
     scheduler, _ = construct(opted, has_scheduler=True, adp=True)
     assert isinstance(scheduler, RecordingScheduler)
+
+
+def test_early_offers_need_a_way_back() -> None:
+    names = connector_config("Recording", "plain://early")
+    config = AggressiveConnectorConfig(**vars(names), aggressive_prefix_budgeting=True)
+    args = LlmArgs("model", kv_connector_config=config)
+    assert construct(args, has_scheduler=True, adp=False)
+    lacking = replace(
+        arguments("NotOptedIn", "NotOptedIn"),
+        kv_connector_config=replace(
+            config,
+            connector_module=__name__,
+            connector_scheduler_class="NotOptedIn",
+            connector_worker_class="NotOptedIn",
+        ),
+    )
+    with pytest.raises(ValueError, match="NotOptedIn does not override cancel_load"):
+        construct(lacking, has_scheduler=True, adp=False)
 
 
 def test_several_groups_need_the_methods_for_groups() -> None:

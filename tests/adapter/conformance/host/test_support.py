@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
-from adapter.conformance.host.llm_args import KvCacheConfig, LlmArgs
+from adapter.conformance.host.llm_args import (
+    AggressiveConnectorConfig,
+    KvCacheConfig,
+    LlmArgs,
+)
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.support import settle
 
@@ -45,6 +49,22 @@ def test_overlap_is_off_if_either_side_says_so() -> None:
 LATE = replace(GOOD, enable_attention_dp=True)
 V2 = replace(GOOD, **cache(use_kv_cache_manager_v2=True, max_attention_window=(64,)))
 
+EARLY_OFFERS = replace(
+    GOOD,
+    kv_connector_config=AggressiveConnectorConfig(
+        connector_module="m",
+        connector_scheduler_class="S",
+        connector_worker_class="W",
+        aggressive_prefix_budgeting=True,
+    ),
+)
+
+
+def test_the_arguments_say_whether_offers_are_asked_for_early() -> None:
+    newest = HostOptions(epoch="E4", layout="v2")
+    assert settle(EARLY_OFFERS, newest).aggressive
+    assert not settle(GOOD, newest).aggressive
+
 
 def test_what_late_epochs_run_is_run() -> None:
     assert settle(replace(GOOD, tensor_parallel_size=2), HostOptions(), 2).epoch == "E2"
@@ -68,6 +88,8 @@ def test_what_late_epochs_run_is_run() -> None:
         ),
         (GOOD, {"num_drafts": 1, "epoch": "E1"}, "num_drafts"),
         (GOOD, {"one_call_more": True}, "one_call_more"),
+        (EARLY_OFFERS, {"epoch": "E3", "layout": "v2"}, "aggressive_prefix_budgeting"),
+        (EARLY_OFFERS, {"epoch": "E4"}, "aggressive_prefix_budgeting"),
         (GOOD, {"num_drafts": 1, "epoch": "E3", "layout": "v2"}, "num_drafts"),
         (
             replace(GOOD, speculative_config=SimpleNamespace(speculative_model="draft")),

@@ -25,6 +25,31 @@ def test_what_hundred_schedules_hold() -> None:
     assert len(set(beginnings)) < len(beginnings) / 2
 
 
+def test_talks_fill_a_block_with_generated_tokens_and_read_it() -> None:
+    schedules = [draw(seed, SHAPE) for seed in range(100)]
+    talks = [talk for schedule in schedules for talk in schedule.talks]
+    assert 25 < sum(bool(schedule.talks) for schedule in schedules) < 55
+    assert len(talks) > sum(bool(schedule.talks) for schedule in schedules)
+    for talk in talks:
+        first, second = talk.first, talk.second(range(100, 100 + talk.first.max_new_tokens))
+        num_filled = (len(first.prompt) + first.max_new_tokens - 1) // 16
+        # The block that the answer fills is whole in the second turn, which goes on behind it.
+        assert num_filled == len(first.prompt) // 16 + 1 <= (len(second.prompt) - 1) // 16
+        assert second.prompt[: len(first.prompt)] == first.prompt
+        assert len(second.prompt) <= SHAPE.max_blocks * 16
+        assert (first.cancel_after_s, first.stop_ids) == (None, frozenset())
+        assert second.cache_salt == first.cache_salt
+
+
+def test_no_talk_where_no_answer_fills_a_block() -> None:
+    for shape in (
+        Shape(tokens_per_block=16, max_blocks=1, talk=1.0),
+        Shape(tokens_per_block=16, max_new_tokens=15, talk=1.0),
+        Shape(tokens_per_block=16, talk=0.0),
+    ):
+        assert not any(draw(seed, shape).talks for seed in range(20))
+
+
 def test_families_have_other_texts() -> None:
     one = {ask.prompt[:16] for ask in draw(1, SHAPE).waves[0].asks}
     other = Shape(tokens_per_block=16, family=1)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from adapter.conformance.schedules import play as playing
-from adapter.conformance.schedules.draw import Shape, draw, repeatable
+from adapter.conformance.schedules.draw import Ask, Shape, draw, repeatable
 from adapter.conformance.schedules.leaks import of_host
 from adapter.conformance.schedules.play import (
     NothingLoadedError,
@@ -16,7 +16,7 @@ from adapter.conformance.schedules.play import (
     play,
     play_again,
 )
-from tests.adapter.conformance.schedules.fakes import FakeSubject, answer
+from tests.adapter.conformance.schedules.fakes import FakeHandle, FakeSubject, answer
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +34,25 @@ def test_equal_answers_and_nothing_left() -> None:
     assert tally.schedules == 1
     assert tally.requests == subject.num_asked == tally.compared + tally.cancelled
     assert tally.compared > 0
+
+
+def test_the_second_turn_of_a_talk_goes_on_from_the_right_answer() -> None:
+    shape = Shape(tokens_per_block=16, talk=1.0)
+    schedule = draw(3, shape)
+    asked: list[Ask] = []
+
+    class Noting(FakeSubject):
+        def submit(self, ask: Ask) -> FakeHandle:
+            asked.append(ask)
+            return super().submit(ask)
+
+    tally, num_talks = Tally(), len(schedule.talks)
+    play(schedule, Noting(), answer, tally)
+    seconds = [talk.second(answer(talk.first).tokens) for talk in schedule.talks]
+    assert asked[-num_talks:] == seconds
+    assert asked[-2 * num_talks : -num_talks] == [talk.first for talk in schedule.talks]
+    with pytest.raises(PlayError, match="logits of token 0 differ"):
+        play(schedule, FakeSubject(spoil_at=tally.requests), answer, Tally())
 
 
 def test_one_wrong_bit_is_seen() -> None:

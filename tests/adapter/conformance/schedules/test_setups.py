@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from adapter.config import ENV_HELD_PERCENT, ENV_LOAD_MODE
 from adapter.conformance.coverage.combine import combinations, legal_combinations
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.coverage.variants import variant_of
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.llm_args import LlmArgs
 from adapter.conformance.host.support import settle
@@ -31,9 +32,10 @@ LAYOUTS = [
 ]
 
 
-def test_no_combination_is_refused_by_the_host() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_no_combination_is_refused_by_the_host(seed: int) -> None:
     for combination in legal_combinations():
-        setup = setup_of(combination)
+        setup = setup_of(combination, seed=seed)
         args = LlmArgs(
             model="unread",
             kv_cache_config=setup.cache,
@@ -46,10 +48,12 @@ def test_no_combination_is_refused_by_the_host() -> None:
         assert setup.environ[ENV_LOAD_MODE] == combination.mode
 
 
-def test_prompts_and_answers_fit_model_and_pool() -> None:
-    for setup in map(setup_of, combinations()):
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+def test_prompts_and_answers_fit_model_and_pool(seed: int | None) -> None:
+    for setup in (setup_of(one, seed=seed) for one in combinations()):
         shape = setup.shape
         longest = shape.max_blocks * shape.tokens_per_block + shape.max_new_tokens
+        longest += setup.options.headroom
         assert longest <= setup.config.max_position_embeddings
         assert -(-longest // shape.tokens_per_block) <= setup.num_blocks
 
@@ -119,3 +123,16 @@ def test_an_engine_with_drafts_says_so_in_its_arguments(tmp_path: Path) -> None:
             assert isinstance(subject, SoloSubject)
             assert (subject.engine.llm_args.speculative_config is not None) is said
             assert bool(subject.engine.options.num_drafts) is said
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_engine_that_asks_early_says_so_in_its_arguments(tmp_path: Path, seed: int) -> None:
+    combination = Combination("E4", "plain", "v2_one", "sync", "1")
+    setup = setup_of(combination, seed=seed)
+    assert setup.options.aggressive is (variant_of(combination, seed).name == "aggressive")
+    with opened(setup, tmp_path, f"ipc://{tmp_path}/nobody.sock") as subject:
+        assert isinstance(subject, SoloSubject)
+        config = subject.engine.llm_args.kv_connector_config
+        is_early = subject.engine.options.aggressive
+        assert is_early is setup.options.aggressive
+        assert hasattr(config, "aggressive_prefix_budgeting") is is_early

@@ -46,9 +46,10 @@ class Setting:
         max_num_tokens: int = 64,
         max_batch_size: int = 8,
         is_chunked: bool = True,
+        aggressive: bool = False,
     ) -> None:
         self.connector = Answering()
-        options = HostOptions(epoch=epoch, layout="v2")
+        options = HostOptions(epoch=epoch, layout="v2", aggressive=aggressive)
         self.cache = V2Cache(pages, windows, BLOCK)
         self.scheduler = V2Scheduler(
             self.cache,
@@ -154,6 +155,65 @@ def test_each_query_is_followed_by_its_pages() -> None:
     setting.step()
     calls = [call[:2] for call in setting.connector.calls]
     assert calls == [("query", 1), ("alloc", 1), ("query", 2), ("alloc", 2)]
+
+
+def aggressive(pages: int, max_num_tokens: int = 64) -> Setting:
+    return Setting(pages=(pages,), epoch="E4", aggressive=True, max_num_tokens=max_num_tokens)
+
+
+def test_the_aggressive_mode_asks_early_and_settles_later() -> None:
+    setting = aggressive(8)
+    setting.add(1, 24)
+    second, third = setting.add(2, 16), setting.add(3, 16)
+    for request_id in (2, 3):
+        setting.connector.answers[request_id] = (8, False)
+    setting.step()
+    calls = [call[:2] for call in setting.connector.calls]
+    # Two pages are left, and four are needed: both were asked about, none of them begun.
+    assert calls == [("query", 1), ("alloc", 1), ("query", 2), ("query", 3)]
+    assert (second.tables, second.phase) == ([], Phase.WAITING)
+    setting.connector.calls.clear()
+    assert [s.request.request_id for s in setting.step().entries] == [1]
+    assert setting.connector.calls == []  # once per allocation
+    first = setting.scheduler.active.pop(1)
+    setting.cache.release(first.tables)
+    assert places(setting.step()) == [(2, 8, 8, 0), (3, 8, 8, 0)]
+    assert [call[:3] for call in setting.connector.calls] == [("alloc", 2, 8), ("alloc", 3, 8)]
+    assert setting.scheduler.prefixes is not None
+    assert setting.scheduler.prefixes.num_held_over == 2
+    assert third.tables != []
+
+
+def test_in_the_aggressive_mode_what_is_offered_costs_no_budget() -> None:
+    setting = aggressive(20, max_num_tokens=12)
+    for request_id in (1, 2):
+        setting.add(request_id, 20)
+        setting.connector.answers[request_id] = (16, False)
+    assert places(setting.step()) == [(1, 16, 4, 0), (2, 16, 4, 0)]
+
+
+def test_in_the_aggressive_mode_an_offer_is_taken_up_in_part_where_pages_are_few() -> None:
+    setting = aggressive(6, max_num_tokens=8)
+    setting.add(1, 40)
+    setting.connector.answers[1] = (32, True)
+    assert not setting.step()
+    assert not setting.step()
+    batch = setting.step()
+    assert [request.request_id for request in batch.loading] == [1]
+    assert [call[:4] for call in setting.connector.calls if call[0] != "alloc"] == [
+        ("query", 1, 0),
+        ("cancel_load", 1, 16, 32),
+    ]
+
+
+def test_in_the_aggressive_mode_a_waiting_request_gives_its_offer_back() -> None:
+    setting = aggressive(3)
+    request = setting.add(1, 24)
+    setting.connector.answers[1] = (8, False)
+    setting.step()
+    setting.scheduler.give_back(request)
+    assert setting.connector.calls == [("query", 1, 0), ("cancel_load", 1, 0, 8)]
+    Setting().scheduler.give_back(request)  # no offer is held in the other mode
 
 
 def test_an_offer_of_the_whole_prompt_is_cut() -> None:
