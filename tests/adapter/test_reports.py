@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adapter.metadata import ConnectorMetadata, LastWord
 from adapter.naming import last_word
 from adapter.reports import build_metadata
-from adapter.requests import RequestTable
+from adapter.requests import EXPIRE_ITERATIONS, EXPIRE_S, RequestTable
 from adapter.requeststate import RequestState
 from tests.adapter.hostlike import Output, Report, facts, geometry, offer, standing, tokens
 
@@ -125,6 +125,7 @@ def test_a_promise_that_cannot_be_kept_fails_loudly() -> None:
     state.offer, state.allocated = offer(table.geometry, 0, 20), True
     short = Output([Report(1, PROMPT, [1, 2], 0, 1)])
     assert "promised" in build(table, short).failure
+    assert table.take_returns().releases == [(b"l" * 16, 0, 0)]
     table, state = table_with()
     state.offer, state.allocated = offer(table.geometry, 0, 20), True
     assert "other tokens" in build(table, first(0, 1, tokens(21, seed=3))).failure
@@ -138,6 +139,21 @@ def test_unknown_and_finished_requests_only_raise_ticks() -> None:
     assert metadata.alive.size == 0
     table.finish(state)
     assert build(table, first(0, 21), 2).alive.size == 0
+    table, state = table_with()
+    build(table, first(0, 21))
+    table.finish(state)
+    # The batch that was launched before its end was seen (host contract §6, early stop).
+    assert build(table, later([5], [], 21), 2).alive.size == 0
+
+
+def test_a_request_that_is_reported_is_not_forgotten() -> None:
+    table, state = table_with()
+    begin = 2 * EXPIRE_ITERATIONS
+    build_metadata(table, first(0, 21), begin, begin * EXPIRE_S)
+    for iteration in range(begin + 1, 3 * begin):
+        build_metadata(table, later([7], [], 20 + iteration), iteration, iteration * EXPIRE_S)
+    assert table.find(1) is state
+    assert table.take_ended() == []
 
 
 def test_a_replay_without_a_query_ends_the_old_life() -> None:

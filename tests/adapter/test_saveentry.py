@@ -52,6 +52,13 @@ def test_gates_are_passed_in_order() -> None:
     assert (ready(one), one.num_gates) == (2, 1)
 
 
+def test_where_nothing_runs_nothing_is_waited_for() -> None:
+    one = entry(2)
+    one.confirm(1, FakeMark(False))
+    one.confirm(2, None)
+    assert (one.passed, one.num_gates) == (2, 0)
+
+
 def test_many_gates_collapse_onto_the_last() -> None:
     one, marks = entry(40), [FakeMark(False) for _ in range(40)]
     for upto, mark in enumerate(marks, start=1):

@@ -140,6 +140,15 @@ def test_a_sign_of_life_during_the_copy_is_not_enough(rig: Rig) -> None:
     assert rig.flow.next_settlements(0.0) == []
 
 
+def test_an_end_withdraws_even_what_was_proven(rig: Rig) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 0, 2, OK, 0.0)
+    rig.bind(alive={7: 2})
+    rig.bind(ended=(7,))  # as for all, where a load failed: what was computed on it is suspect
+    (cancel,) = rig.flow.next_settlements(0.0)
+    assert (cancel.store, cancel.count) == (70, 0)
+
+
 def test_held_pages_are_committed_at_once(rig: Rig) -> None:
     rig.copying()
     assert rig.hold(7, 2)
