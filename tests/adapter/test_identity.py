@@ -179,6 +179,8 @@ def test_each_rank_of_attention_dp_is_an_engine_of_its_own(model: Path) -> None:
     assert first == second
     assert (first.num_ranks, one.rank, two.rank, two.shards) == (1, 0, 0, (0,))
     assert rank_of(engine, 1) == 0
+    whole, _ = derive(args(model), SHAPE, SETTINGS, {})
+    assert fingerprint(first) != fingerprint(whole), "its weights were split in another way"
 
 
 def test_a_rank_beyond_the_tensor_parallel_size(model: Path) -> None:
@@ -186,6 +188,12 @@ def test_a_rank_beyond_the_tensor_parallel_size(model: Path) -> None:
         derive(args(model, tensor_parallel_size=2), SHAPE, SETTINGS, {}, 2)
     with pytest.raises(UncachedError, match="rank 1 of 1"):
         derive(args(model), SHAPE, SETTINGS, {}, 1)
+
+
+def test_more_ranks_than_may_read_a_chunk(model: Path) -> None:
+    many = args(model, tensor_parallel_size=limits.MAX_READERS + 1)
+    with pytest.raises(UncachedError, match="of 257 attention ranks"):
+        derive(many, LAYOUT, SETTINGS, {})
 
 
 def test_more_shards_than_a_message_names(model: Path) -> None:
@@ -247,6 +255,10 @@ def test_pools_that_are_not_shown_completely(model: Path) -> None:
 def test_bytes_that_hold_one_value_each(model: Path) -> None:
     for dtype in ("int8", "float8_e4m3fn", "int16", "bfloat16"):
         assert derive(args(model), pool(dtype=dtype), SETTINGS, {})[1].tokens_per_block == 4
+    # A backend may have taken blocks of its own size, which says nothing against these.
+    wrong = args(model, kv_cache_config=CacheConfig(tokens_per_block=32))
+    for dtype in ("float8_e4m3fn", "int16", "bfloat16"):
+        assert derive(wrong, pool(dtype=dtype), SETTINGS, {})[1].tokens_per_block == 4
 
 
 def test_four_bits_are_cached_where_their_scales_are_shown(model: Path) -> None:
