@@ -55,6 +55,7 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         self._running: Running | None = None
         self._loads: Loads | None = None
         self._mark: Mark | None = None
+        self._bound_iteration = 0
         self._by_layer = self._sees_layers = False
         self._loader: Loader | None = None
         self._spans: LoadSpans | None = None
@@ -135,7 +136,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         """Takes in one iteration: raises page ticks, names and confirms saves.
 
         Args:
-            metadata: of this iteration's ``build_connector_meta``.
+            metadata: of this iteration's ``build_connector_meta``; one that comes again, or late,
+                says nothing of its requests' pages now (host contract rule 8).
         """
         super().bind_connector_meta(metadata)
         if not isinstance(metadata, ConnectorMetadata):
@@ -143,7 +145,8 @@ class KvkeepConnectorWorker(KvCacheConnectorWorker):
         try:
             self._engine.follow(metadata.engine)
             self._look()
-            if self._running is not None:
+            if self._running is not None and metadata.iteration > self._bound_iteration:
+                self._bound_iteration = metadata.iteration
                 self._running.saver.bound(metadata, self._mark)
         except Exception as error:  # noqa: BLE001 - every save was withdrawn with it
             self._engine.journal.report("bind_errors", f"kvkeep: saves are off: {error!r}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from adapter.metadata import ConnectorMetadata, LastWord
 from adapter.naming import last_word
-from adapter.reports import build_metadata
+from adapter.reports import build_metadata, without_saves
 from adapter.requests import EXPIRE_ITERATIONS, EXPIRE_S, RequestTable
 from adapter.requeststate import RequestState
 from tests.adapter.hostlike import Output, Report, facts, geometry, offer, standing, tokens
@@ -311,6 +311,25 @@ def test_a_load_that_is_waited_for_is_ordered_in_the_iteration_of_its_pages() ->
         assert metadata.loads == ()
         assert metadata.failure == ""
         assert metadata.valid_chunks.tolist() == [computed // 4]
+
+
+def test_pages_of_an_allocation_before_the_last_query_are_not_loaded_into() -> None:
+    table, state = table_with()
+    promised = replace(offer(table.geometry, 4, 20), is_async=True)
+    state.offer, state.pages = promised, [[10, 11, 12, 13, 14, 15]]
+    state.seen_iteration = 1
+    metadata = build(table, Output())
+    assert metadata.loads == metadata.new_pages == ()
+    assert table.take_returns().releases == [(promised.lease, 0, 0)]
+
+
+def test_an_engine_that_caches_no_more_ends_all_saves_on_every_rank() -> None:
+    table, state = table_with()
+    metadata = build(table, first(0, 21))
+    assert metadata.names
+    last = without_saves(replace(metadata, ended=np.array([9])), [state.key])
+    assert last.names == ()
+    assert last.ended.tolist() == [9, state.key]
 
 
 def test_what_is_in_the_batch_cannot_wait_for_its_load() -> None:

@@ -150,6 +150,26 @@ def test_replays_stale_and_absent_metadata(rig: EngineRig) -> None:  # host cont
     assert (rig.pages[pages[0]] == 7).all()
 
 
+def test_metadata_that_comes_again_or_late_proves_nothing(rig: EngineRig) -> None:
+    # A copy is published when a report bound after it names its request alive (P04): an old report
+    # does not know that the request was cancelled meanwhile, and its pages filled by another.
+    prompt = tokens(22)
+    request, _, pages = rig.begin(prompt)
+    report = Report(request.request_id, prompt, pages, 0, len(prompt))
+    first = rig.scheduler.build_connector_meta(Output([report]))
+    second = rig.scheduler.build_connector_meta(Output())
+    rig.worker.bind_connector_meta(first)
+    running = rig.worker._running
+    assert running is not None
+    ledger = running.saver._ledger
+    (entry,) = ledger.entries()
+    alive = entry.alive_bind
+    assert alive == ledger.num_binds
+    for metadata in (first, second, first, second):
+        rig.worker.bind_connector_meta(metadata)
+    assert (entry.alive_bind, ledger.num_binds) == (alive, alive + 1)
+
+
 def test_a_promise_that_cannot_be_kept_raises(rig: EngineRig) -> None:
     rig.worker.bind_connector_meta(ConnectorMetadata(1, failure="the reason"))
     with pytest.raises(LoadError, match="the reason"):
