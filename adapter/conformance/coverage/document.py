@@ -125,8 +125,8 @@ def _list() -> Iterator[str]:
 
 def _variants() -> Iterator[str]:
     yield "## Variants\n"
-    yield "Hosts of one combination differ further. Which variant a combination is played as is drawn"
-    yield "with its schedules, by their seed; each is played by some combination in every run.\n"
+    yield "Hosts of one combination differ further. As which variant it is played is drawn by the"
+    yield "seed, as its schedules are; in every run, each is played by some combination.\n"
     yield "| variant | | contract |\n| --- | --- | --- |"
     yield from (f"| {one.name} | {one.meaning} | {one.source} |" for one in VARIANTS)
     yield ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from adapter.conformance.host import answers
 from adapter.conformance.host.comm import Communicator, Solo
-from adapter.conformance.host.construction import check_groups, construct
+from adapter.conformance.host.construction import check_groups, check_prefix_loads, construct
 from adapter.conformance.host.errors import ConnectorFailedError
 from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.options import HostOptions
@@ -75,12 +75,15 @@ class ConnectorPort:
             The port; the forward callable has been asked for.
 
         Raises:
-            ValueError: If attention is data parallel and a class has not opted in.
+            ValueError: If attention is data parallel and a class has not opted in, or some of
+                E4's methods for reserved prefixes are there, but not all.
         """
         comm = comm or Solo()
         if llm_args.kv_connector_config is None:
             return cls(None, None, recorder, options, comm)
         scheduler, worker = construct(llm_args, has_scheduler=adp or comm.rank == 0, adp=adp)
+        if options.epoch == "E4":
+            check_prefix_loads(scheduler, worker)
         port = cls(scheduler, worker, recorder, options, Solo(comm.rank) if adp else comm)
         with port._hook("register_forward_pass_callable"):
             port._forward_callable = port.worker.register_forward_pass_callable()

@@ -17,7 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from adapter.conformance.host.errors import HostError
-from adapter.trtllm_api import CONFORMANCE_EPOCH, KvCacheConnectorScheduler
+from adapter.trtllm_api import (
+    CONFORMANCE_EPOCH,
+    KvCacheConnectorScheduler,
+    KvCacheConnectorWorker,
+)
 
 
 @contextmanager
@@ -73,6 +77,31 @@ def construct(llm_args: Any, *, has_scheduler: bool, adp: bool) -> tuple[Any, An
         worker = pool.submit(worker_class, llm_args)
         scheduler = pool.submit(scheduler_class, llm_args) if has_scheduler else None
         return scheduler.result() if scheduler is not None else None, worker.result()
+
+
+def check_prefix_loads(scheduler: Any, worker: Any) -> None:
+    """Hold a connector to E4's three methods for reserved prefixes: all or none (§3).
+
+    Args:
+        scheduler: The connector's scheduler object, or None on a follower.
+        worker: Its worker object.
+
+    Raises:
+        ValueError: If some are there.
+    """
+    of_scheduler = ("reserve_prefix", "release_prefix_reservation")
+    wanted: list[tuple[Any, type, str]] = [
+        (scheduler, KvCacheConnectorScheduler, name) for name in of_scheduler
+    ]
+    wanted.append((worker, KvCacheConnectorWorker, "get_finished_prefix_loads"))
+    has = {
+        name: getattr(type(part), name, None) not in (None, getattr(base, name, None))
+        for part, base, name in wanted
+        if part is not None
+    }
+    if scheduler is not None and any(has.values()) and not all(has.values()):
+        lacking = ", ".join(name for name, is_own in has.items() if not is_own)
+        raise ValueError(f"reserved prefixes need three methods, the connector lacks {lacking}")
 
 
 def check_groups(scheduler: Any, num_groups: int) -> None:

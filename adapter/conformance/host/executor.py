@@ -44,8 +44,8 @@ class Executor:
         self.error: BaseException | None = None
         self._parts = parts
         self._scheduler = parts.scheduler
-        self._iteration = Iteration(parts)
         self._inbox = Inbox()
+        self._iteration = Iteration(parts, lambda: self._inbox.wants_end)
         self._feed = CommandFeed(self._inbox, parts.control, adopt)
         self._cancelled: list[int] = []
         self._forgets: list[Future[int]] = []

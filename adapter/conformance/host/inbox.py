@@ -25,6 +25,12 @@ class Inbox:
         self._items: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
+        self._num_ends = 0
+
+    @property
+    def wants_end(self) -> bool:
+        """Whether a stop or a cancel is queued."""
+        return self._num_ends > 0
 
     def put(self, command: Command) -> bool:
         """Queue a command.
@@ -35,6 +41,7 @@ class Inbox:
         with self._gate:
             if not self._closed:
                 self._items.put(command)
+                self._num_ends += _is_end(command)
             return not self._closed
 
     def take(self, timeout_s: float | None) -> list[Command]:
@@ -52,6 +59,8 @@ class Inbox:
             while True:
                 taken.append(self._items.get_nowait())
         except queue.Empty:
+            with self._gate:
+                self._num_ends -= sum(map(_is_end, taken))
             return taken
 
     def close(self) -> list[Command]:
@@ -63,3 +72,7 @@ class Inbox:
         with self._gate:
             self._closed = True
         return self.take(0)
+
+
+def _is_end(command: Command) -> bool:
+    return command is None or isinstance(command, int)

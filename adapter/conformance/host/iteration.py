@@ -11,7 +11,7 @@ Must not know: the model, clients, how the loop ends. Executor thread only.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,6 +67,7 @@ class Iteration:
 
     Args:
         parts: What it works with.
+        wants_end: Whether a stop or a cancel waits to be taken up.
 
     Attributes:
         ledger: Transfers under way.
@@ -76,7 +77,7 @@ class Iteration:
         previous: The forward whose samples are not waited for yet (overlap).
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, wants_end: Callable[[], bool]) -> None:
         options = parts.options
         self.lockstep = Lockstep(parts.comm) if parts.adp else None
         self.ledger = TransferLedger(ignore_unknown=options.epoch == "E4", skew=options.load_skew)
@@ -100,6 +101,7 @@ class Iteration:
         self.launcher = Launcher(parts.device, parts.cache, parts.port, options, parts.drafter)
         self.previous: InFlight | None = None
         self._parts = parts
+        self._wants_end = wants_end
         self._error_budget = options.error_budget
         self._is_job = parts.comm.size > 1
 
@@ -160,15 +162,23 @@ class Iteration:
 
     def _await_load(self) -> Batch:
         # Attention DP: all ranks wait while this one's only requests load (host contract §5).
-        limit_s = self._parts.options.load_deadline_s
-        deadline_s = time.monotonic() + limit_s
+        limit_s, grace_s = self._parts.options.load_deadline_s, self._parts.options.grace_s
+        deadline_s, why = time.monotonic() + limit_s, f"no load ended within {limit_s} s"
+        is_told = False
         while time.monotonic() < deadline_s:
+            if not is_told and self._wants_end():
+                is_told, ends_s = True, time.monotonic() + grace_s
+                if ends_s < deadline_s:
+                    deadline_s, why = (
+                        ends_s,
+                        f"no load ended within {grace_s} s of a stop or cancel",
+                    )
             time.sleep(_POLL_S)
             self.finisher.poll_transfers()
             active = self._parts.scheduler.active.values()
             if any(request.phase is Phase.CONTEXT for request in active):
                 return self._parts.scheduler.plan()
-        raise ConnectorFailedError(f"KV connector failed: no load ended within {limit_s} s")
+        raise ConnectorFailedError(f"KV connector failed: {why}")
 
     def _build_and_start(self, batch: Batch) -> None:
         port, device = self._parts.port, self._parts.device

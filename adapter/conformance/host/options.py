@@ -79,6 +79,7 @@ class HostOptions:
             connector reports them: ranks differ (§5).
         load_deadline_s: Longest wait for a load that empties a rank's batch under
             attention DP, and for the loads of cancelled requests at shutdown.
+        grace_s: Longest such wait under attention DP once a stop or a cancel was asked for.
         probe: Sees each iteration pass; for tests that act at an exact point.
         stream_timeout_s: Longest wait for the device before the host gives up;
             the real host's hang detector.
@@ -105,6 +106,7 @@ class HostOptions:
     aggressive: bool = False
     load_skew: int = 0
     load_deadline_s: float = 60.0
+    grace_s: float = 5.0
     probe: Probe | None = None
     stream_timeout_s: float = 300.0
 

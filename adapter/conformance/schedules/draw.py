@@ -168,15 +168,17 @@ def _documents(shape: Shape) -> list[tuple[int, ...]]:
 
 def _talks(rng: random.Random, documents: list[tuple[int, ...]], shape: Shape) -> tuple[Talk, ...]:
     size, answer = shape.tokens_per_block, shape.max_new_tokens
-    if shape.max_blocks < 2 or answer < 3 or answer > size - 2:
+    most = shape.max_blocks - -(-(answer + 1) // size)
+    if most < 1 or answer < 2:
         return ()  # no answer would fill a block and leave room for a second turn
     # All of them pass the end of a block in the same iterations.
-    num_blocks, missing = rng.randint(1, shape.max_blocks - 1), rng.randint(1, answer - 1)
+    num_blocks, missing = rng.randint(1, most), rng.randint(1, min(size, answer) - 1)
     prompt, salt = rng.choice(documents)[: (num_blocks - 1) * size], rng.choice(_SALTS)
+    room = (shape.max_blocks - num_blocks) * size + missing - answer
     talks = []
     for _ in range(rng.choice((1, 2, 2))):
         own = tuple(rng.randrange(1, shape.vocab_size) for _ in range(size - missing))
-        tail = [rng.randrange(1, shape.vocab_size) for _ in range(rng.randint(1, size - answer))]
+        tail = [rng.randrange(1, shape.vocab_size) for _ in range(rng.randint(1, min(room, size)))]
         talks.append(Talk(Ask(prompt + own, answer, cache_salt=salt), tuple(tail)))
     return tuple(talks)
 

@@ -97,7 +97,8 @@ def setup_of(
     life, layout, ranks = combination.lifecycle, combination.layout, combination.ranks
     block = _BLOCKS.get(layout, 16)
     max_blocks = 2 if block > 32 else 4
-    longest = (max_blocks + 1) * block
+    # Answers with drafts are longer, and rejected ones lie behind the last token.
+    longest = (max_blocks + (3 if life == "drafts" else 1)) * block
     options = _options(combination, seed)
     is_short = life == "replayed" or options.aggressive
     return Setup(
@@ -159,7 +160,7 @@ def _shape(life: str, block: int, max_blocks: int) -> Shape:
         "cancelled": {"cancel": 0.6},
         "replayed": {"max_new_tokens": 12, "cancel": 0.0},
         "context_only": {"context_only": True, "talk": 0.0},
-        "drafts": {"max_new_tokens": 10, "talk": 1.0},
+        "drafts": {"max_new_tokens": 28, "talk": 1.0},
         "idle": {"pause_s": 0.05, "forget": 0.3},
         "graph": {"one_left": True, "talk": 0.0},
     }

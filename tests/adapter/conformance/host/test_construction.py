@@ -1,18 +1,32 @@
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from adapter.conformance.host.construction import check_groups, construct, playing
+from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.construction import (
+    check_groups,
+    check_prefix_loads,
+    construct,
+    playing,
+)
 from adapter.conformance.host.errors import HostError
+from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.llm_args import (
     AggressiveConnectorConfig,
     KvCacheConnectorConfig,
     LlmArgs,
 )
+from adapter.conformance.host.options import HostOptions
 from adapter.trtllm_api import CONFORMANCE_EPOCH, epoch_features
-from tests.adapter.conformance.host.connectors import RecordingScheduler, connector_config
+from tests.adapter.conformance.host.connectors import (
+    CALLS,
+    RecordingScheduler,
+    RecordingWorker,
+    connector_config,
+)
 
 
 class NotOptedIn:
@@ -61,6 +75,44 @@ def test_early_offers_need_a_way_back() -> None:
     )
     with pytest.raises(ValueError, match="NotOptedIn does not override cancel_load"):
         construct(lacking, has_scheduler=True, adp=False)
+
+
+class Reserving(RecordingScheduler):
+    def reserve_prefix(self, request: Any, computed: int, number: int) -> tuple[int, bool]:
+        return 0, False
+
+    def release_prefix_reservation(self, *arguments: Any) -> None: ...
+
+
+class ReservingWorker(RecordingWorker):
+    def get_finished_prefix_loads(self) -> list[int]:
+        return []
+
+
+def test_reserved_prefixes_need_three_methods_or_none() -> None:
+    args = LlmArgs("model", kv_connector_config=connector_config("Recording", "plain://trio"))
+    all_of_them = Reserving(args), ReservingWorker(args)
+    check_prefix_loads(*all_of_them)
+    check_prefix_loads(RecordingScheduler(args), RecordingWorker(args))
+    check_prefix_loads(None, ReservingWorker(args))
+    with pytest.raises(ValueError, match="lacks get_finished_prefix_loads"):
+        check_prefix_loads(Reserving(args), RecordingWorker(args))
+    with pytest.raises(ValueError, match="lacks reserve_prefix, release_prefix_reservation"):
+        check_prefix_loads(RecordingScheduler(args), ReservingWorker(args))
+
+
+@pytest.mark.parametrize("epoch", ["E3", "E4"])
+def test_only_the_newest_epoch_asks_for_them(epoch: Any) -> None:
+    config = KvCacheConnectorConfig(
+        connector_module=__name__,
+        connector_scheduler_class="Reserving",
+        connector_worker_class="RecordingWorker",
+        server_url="plain://half",
+    )
+    CALLS["plain://half"] = []
+    args, options = LlmArgs("model", kv_connector_config=config), HostOptions(epoch=epoch)
+    with pytest.raises(ValueError, match="lacks") if epoch == "E4" else nullcontext():
+        ConnectorPort.construct(args, HookRecorder(), options)
 
 
 def test_several_groups_need_the_methods_for_groups() -> None:

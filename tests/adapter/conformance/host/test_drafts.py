@@ -143,6 +143,20 @@ def test_a_connector_that_saves_rejected_drafts_is_found_out(overlap: bool) -> N
         reader.submit(later, 1).result(WAIT_S)
 
 
+def test_a_connector_that_goes_by_deltas_saves_pages_of_others_and_is_found_out() -> None:
+    # Two requests whose last page comes and goes: it comes back as the other one's (host contract
+    # §11, "page list can shrink unseen").
+    url = f"dict://deltas{next(NAMES)}"
+    asked = [prompt(20), prompt(20, 1)]
+    with engine(url, kind="Dict", num_drafts=7) as host:
+        handles = [host.submit(tokens, 60) for tokens in asked]
+        answers = [handle.result(WAIT_S).tokens for handle in handles]
+    with engine(url, kind="Dict") as reader:
+        again = [reader.submit([*tokens, *answers.pop(0)], 1) for tokens in asked]
+        with pytest.raises(ExecutorDiedError, match="Mismatch"):
+            [handle.result(WAIT_S) for handle in again]
+
+
 def sampled(request: HostRequest, *tokens: int) -> Sample:
     cells = tuple(TokenCell() for _ in tokens)
     for cell, token in zip(cells, tokens, strict=True):

@@ -33,3 +33,14 @@ def test_a_closed_inbox_refuses_and_hands_out_the_rest() -> None:
     assert inbox.close() == [1]
     assert not inbox.put(2)
     assert inbox.close() == []
+
+
+def test_a_stop_or_a_cancel_can_be_seen_before_it_is_taken() -> None:
+    inbox, wish = Inbox(), Future[int]()
+    inbox.put(wish)
+    assert not inbox.wants_end
+    for end in (3, None):
+        inbox.put(end)
+        assert inbox.wants_end
+        assert inbox.take(0)[-1] == end
+        assert not inbox.wants_end

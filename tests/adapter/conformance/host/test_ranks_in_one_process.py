@@ -216,6 +216,21 @@ def test_a_load_that_never_ends_fails_the_ranks_that_wait() -> None:
         until(lambda: other.error is not None)
 
 
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "cancelled"])
+def test_a_stop_or_a_cancel_meanwhile_leaves_a_load_some_grace(is_stopped: bool) -> None:
+    url = "rule://async"
+    with attention_dp(1, [url], [{"num_blocks": 3, "grace_s": 0.05}]) as (host,):
+        handle = host.submit(prompt(20), 1)
+        until(lambda: host.hooks.num_calls("get_finished") > 5)  # it is waited for
+        assert host.error is None
+        if is_stopped:
+            host._executor._inbox.put(None)
+        else:
+            host.cancel(handle)
+        with pytest.raises(ExecutorDiedError, match=r"within 0\.05 s of a stop or cancel"):
+            handle.result(WAIT_S)
+
+
 def test_ranks_stop_together() -> None:
     comms = meet(2)
     hosts = [engine(comm=comm) for comm in comms]

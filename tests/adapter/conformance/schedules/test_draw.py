@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from adapter.conformance.schedules.draw import Shape, draw, repeatable
 
 SHAPE = Shape(tokens_per_block=16)
@@ -41,10 +43,23 @@ def test_talks_fill_a_block_with_generated_tokens_and_read_it() -> None:
         assert second.cache_salt == first.cache_salt
 
 
+@pytest.mark.parametrize(("size", "answer"), [(4, 2), (4, 6), (16, 28), (16, 40), (64, 28)])
+def test_answers_of_any_length_leave_room_for_a_second_turn(size: int, answer: int) -> None:
+    shape = Shape(tokens_per_block=size, max_new_tokens=answer, talk=1.0)
+    talks = [talk for seed in range(50) for talk in draw(seed, shape).talks]
+    assert len(talks) >= 50
+    for talk in talks:
+        begun = len(talk.first.prompt)
+        num_tokens = begun + talk.first.max_new_tokens
+        assert (num_tokens - 1) // size > begun // size
+        assert num_tokens < num_tokens + len(talk.tail) <= shape.max_blocks * size
+
+
 def test_no_talk_where_no_answer_fills_a_block() -> None:
     for shape in (
         Shape(tokens_per_block=16, max_blocks=1, talk=1.0),
-        Shape(tokens_per_block=16, max_new_tokens=15, talk=1.0),
+        Shape(tokens_per_block=16, max_new_tokens=60, talk=1.0),
+        Shape(tokens_per_block=16, max_new_tokens=1, talk=1.0),
         Shape(tokens_per_block=16, talk=0.0),
     ):
         assert not any(draw(seed, shape).talks for seed in range(20))
