@@ -141,7 +141,8 @@ def _group(group: Any, tokens_per_block: int) -> _Group:
     if own is not None and int(own) != tokens_per_block:
         raise UncachedError(f"{name} has blocks of {own} tokens, others of {tokens_per_block}")
     layers = tuple(operator.index(layer) for layer in _items(group, "layer_ids"))
-    if not layers or min(layers) < 0 or len(layers) > limits.MAX_LAYERS:
+    is_numbered = all(0 <= layer <= limits.MAX_U32 for layer in layers)
+    if not (1 <= len(layers) <= limits.MAX_LAYERS and is_numbered):
         raise UncachedError(
             f"{name} has no layers, too many, or numbers that are none: {list(layers)[:8]}"
         )

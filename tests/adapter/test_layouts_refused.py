@@ -66,6 +66,10 @@ def negative_layer(layout: Layout) -> None:
     layout.groups[0].layer_ids = [-1]
 
 
+def far_layer(layout: Layout) -> None:
+    layout.groups[0].layer_ids = [1 << 32]
+
+
 def many_layers(layout: Layout) -> None:
     layout.groups[0].layer_ids = list(range(3, 4 + limits.MAX_LAYERS))
 
@@ -164,6 +168,7 @@ def odd_buffer(layout: Layout) -> None:
         (negative_window, "window of -1"),
         (endless_window, "window of 4294967296"),
         (negative_layer, "numbers that are none"),
+        (far_layer, "numbers that are none"),
         (many_layers, "numbers that are none"),
         (many_groups, "65 layer groups"),
         (many_regions, "2049 regions"),
