@@ -48,6 +48,11 @@ class _Strip:
     is_replicated: bool
 
     @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Where its parts lie."""
+        return self.base, self.size, self.stride, self.num_slots
+
+    @property
     def end(self) -> int:
         """Address behind the last part."""
         return self.base + self.stride * (self.num_slots - 1) + self.size
@@ -149,9 +154,12 @@ def _group(group: Any, tokens_per_block: int) -> _Group:
     window = operator.index(getattr(group, "window_size", None) or 0)
     if not 0 <= window <= limits.MAX_U32:
         raise UncachedError(f"{name} has a window of {window} tokens")
+    given = getattr(group, "replicated_regions", None) or ()
+    replicated = [_strip(region, name, True) for region in given]
+    # Where these are named among all regions as well, their bytes are there once.
+    places = {strip.place for strip in replicated}
     strips = [_strip(region, name, False) for region in _items(group, "regions")]
-    replicated = getattr(group, "replicated_regions", None) or ()
-    strips += [_strip(region, name, True) for region in replicated]
+    strips = [strip for strip in strips if strip.place not in places] + replicated
     if not 1 <= len(strips) <= limits.MAX_REGIONS:
         raise UncachedError(f"{name} has {len(strips)} regions")
     if len({strip.num_slots for strip in strips}) > 1:

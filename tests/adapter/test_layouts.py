@@ -215,6 +215,17 @@ def test_replicated_regions_make_a_replicated_group(pool: SharedPool) -> None:
     assert len(memory.groups[0].parts) == 2
 
 
+def test_a_region_that_is_named_as_both_is_there_once(pool: SharedPool) -> None:
+    first, second = (Region(pool.address + at, 64, 64) for at in (0, 1024))
+    group = Group(0, [0], None, [first, second], [first])
+    shape, memory = read_layout(Layout(16, [group]))
+    assert shape.groups[0].page_bytes == 128
+    assert [part.address for part in memory.groups[0].parts] == [second.base, first.base]
+    assert not shape.groups[0].is_replicated
+    group.replicated_regions = [first, second]
+    assert read_layout(Layout(16, [group]))[0].groups[0].is_replicated
+
+
 def test_private_memory_is_reached_but_not_exported() -> None:
     array = np.zeros(4096, np.uint8)
     _, memory = read_layout(make(array.ctypes.data))
