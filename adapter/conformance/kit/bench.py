@@ -86,10 +86,11 @@ class Seen:
         log: every call and answer.
     """
 
-    def __init__(self, host: HostEngine, log: Log) -> None:
+    def __init__(self, host: HostEngine, log: Log, on_load: Callable[[], None]) -> None:
         """Wraps a running engine."""
         self.host = host
         self.log = log
+        self._on_load = on_load
 
     def ask(self, prompt: list[int], count: int = 1, **more: Any) -> HostResult:
         """Asks and waits for the end.
@@ -99,7 +100,10 @@ class Seen:
             count: tokens to generate.
             more: as for ``HostEngine.submit``.
         """
-        return self.host.submit(prompt, count, **more).result(WAIT_S)
+        result = self.host.submit(prompt, count, **more).result(WAIT_S)
+        if result.num_loaded_tokens:
+            self._on_load()
+        return result
 
     def store(self, prompt: list[int], count: int = 1, **more: Any) -> HostResult:
         """Asks, waits for its saves, and empties the host's own cache."""
@@ -140,6 +144,8 @@ class Bench:
         service: its server, when the kit started one; checks may stop or kill it.
         schedules: how many random schedules each rule about them plays.
         seed: of the first of them.
+        has_loaded: whether any engine of one rank has loaded anything so far.
+        was_in_vain: whether a rule was tried as often as may be before anything was.
     """
 
     def __init__(
@@ -168,10 +174,14 @@ class Bench:
         self.service = service
         self.schedules = schedules
         self.seed = seed
+        self.has_loaded = self.was_in_vain = False
         self._model = model
         module = importlib.import_module(target.module)
         self._scheduler = getattr(module, target.scheduler_class)
         self._worker = getattr(module, target.worker_class)
+
+    def _note_load(self) -> None:
+        self.has_loaded = True
 
     @property
     def is_ours(self) -> bool:
@@ -263,7 +273,7 @@ class Bench:
             args = self._args(config, cache, kv_connector_config=connector, **arguments)
             host = HostEngine(args, num_blocks, options=options)
             try:
-                yield Seen(host, log)
+                yield Seen(host, log, self._note_load)
             finally:
                 host.shutdown()
                 end = getattr(host.connector.worker, "shutdown", None)
@@ -326,6 +336,8 @@ class Bench:
         args = self._args(config, cache, **arguments)
         options = options or HostOptions(epoch="E3" if adp else "E2")
         with ranks(args, names, num_blocks, options, adp=adp, skewed=skewed) as engine:
+            if self.was_in_vain and not self.has_loaded:
+                engine.warm_s = 0.0  # an engine of one rank would have
             yield engine
 
     def expected_of_ranks(

@@ -22,11 +22,11 @@ from adapter.conformance.host.weights import TINY, write_model_dir
 from adapter.conformance.kit.bench import SCHEDULES, Bench, Target
 from adapter.conformance.kit.report import Findings, document, show
 from adapter.conformance.kit.rules import RULES, Rule
-from adapter.conformance.kit.serverchild import Server, ServerError, commanded
+from adapter.conformance.kit.serverchild import Server, ServerError, await_server, commanded
 from adapter.conformance.kit.shim import compare_installed
-from adapter.conformance.kit.verdict import Outcome, Verdict, broken
+from adapter.conformance.kit.verdict import LASTING, Outcome, Verdict, broken
 from adapter.conformance.schedules.service import serving
-from adapter.serverurl import check_url
+from adapter.serverurl import EMBEDDED_URL, check_url
 from protocol.errors import ConfigError
 
 EXIT_BROKEN: Final = 1
@@ -90,11 +90,14 @@ def _server(
 ) -> tuple[Server | None, str | None]:
     """The server that rules may stop and kill, or none, and where the connector's is."""
     url: str | None = options.server_url
+    is_ours = options.module == CONNECTOR_MODULE
     if options.server_command is not None:
         return stack.enter_context(commanded(shlex.split(options.server_command), url or "")), url
-    if url is None and options.module == CONNECTOR_MODULE:
+    if url is None and is_ours:
         service = stack.enter_context(serving())
         return service, service.url
+    if url is not None and is_ours and not url.startswith(EMBEDDED_URL):
+        await_server(url)
     return None, url
 
 
@@ -118,11 +121,18 @@ def check(rule: Rule, bench: Bench) -> Verdict:
     """
     try:
         verdict, tries = rule.check(bench), 1
-        while verdict.outcome is Outcome.UNSEEN and tries < _TRIES:
+        while _is_to_be_repeated(verdict, bench) and tries < _TRIES:
             verdict, tries = rule.check(bench), tries + 1
+        bench.was_in_vain = bench.was_in_vain or (tries == _TRIES and not bench.has_loaded)
         return verdict
     except Exception as error:  # noqa: BLE001 - whatever the connector makes of the engine
         return broken(f"the engine did not survive it: {error!r}"[:300])
+
+
+def _is_to_be_repeated(verdict: Verdict, bench: Bench) -> bool:
+    if verdict.outcome is not Outcome.UNSEEN or verdict.evidence in LASTING:
+        return False
+    return bench.has_loaded or not bench.was_in_vain
 
 
 def _positive(text: str) -> int:

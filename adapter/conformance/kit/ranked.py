@@ -65,11 +65,13 @@ class Ranks:
 
     Attributes:
         engine: the job.
+        warm_s: longest time that ranks may take to join, in seconds.
     """
 
     def __init__(self, engine: TensorParallelEngine | AttentionDpEngine) -> None:
         """Wraps a running engine; the caller ends it."""
         self.engine = engine
+        self.warm_s = _WARM_S
 
     def submit(self, prompt: list[int], count: int = 1, **more: Any) -> RankRequest:
         """Asks, and does not wait; under attention DP ``rank`` says whom."""
@@ -96,7 +98,7 @@ class Ranks:
         Returns:
             Whether it was, within some seconds.
         """
-        end_s = time.monotonic() + _WARM_S
+        end_s = time.monotonic() + self.warm_s
         self.store(prompt, settle_s, **more)
         while not self.store(prompt, settle_s, **more).num_loaded_tokens:
             if time.monotonic() > end_s:

@@ -128,6 +128,23 @@ def address_of(url: str) -> str | tuple[str, int]:
     raise ServerError(f"{url!r} names neither a socket's path nor host and port")
 
 
+def await_server(url: str) -> None:
+    """Sees that a server that others started is there.
+
+    Args:
+        url: where it listens.
+
+    Raises:
+        ServerError: nothing listens there, or it names no such place.
+    """
+    address = address_of(url)
+    if not _listens(address):
+        raise ServerError(
+            f"nothing listens at {url}: start it, or give --server-command; without --server-url "
+            "kvkeep's own connector gets one"
+        )
+
+
 def _listens(address: str | tuple[str, int]) -> bool:
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -31,6 +31,9 @@ NO_KEEPING: Final = (
     "give back"
 )
 
+LASTING: Final = frozenset({NO_SERVER, NO_ASYNC, NO_GROUPS, NO_LAYOUTS, NO_KEEPING})
+"""Reasons that another try does not change."""
+
 
 class Outcome(Enum):
     """How a rule came out."""
