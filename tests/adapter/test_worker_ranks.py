@@ -164,8 +164,38 @@ def test_a_chunk_without_every_ranks_part_is_a_miss(server: ServerProcess, tmp_p
 
 
 class HeldStream(Stream):
+    is_done = False
+
     def query(self) -> bool:
-        return False
+        return self.is_done
+
+
+def test_pages_are_kept_for_the_other_ranks_when_the_leader_is_done(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    rig = RankRig(server.url, write_model(tmp_path / "m"), 2).register()
+    try:
+        held = rig.streams[1] = HeldStream()
+        text = tokens(22, seed=50)
+        request, _, pages = rig.begin(text)
+        number = request.request_id
+        report = Report(number, text, pages, 0, 22)
+        rig.iterate(Output([report]), forward=lambda: rig.fill(text, pages, 0))
+
+        def is_leader_done() -> bool:
+            rig.iterate(Output(cached_requests=[Report(number, [], [], 22, 1)]))
+            return rig.worker.counters().get("chunks_saved", 0) == 5
+
+        assert wait_until(is_leader_done, 30.0), rig.worker.counters()
+        request.tokens.append(1)
+        assert rig.scheduler.request_finished(request, pages) is True
+        rig.collect((number,))
+        assert number not in rig.saved
+        held.is_done = True
+        rig.settle(number)
+        assert rig.run_hit(text, 20).offered == 20
+    finally:
+        rig.close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
