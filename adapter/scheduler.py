@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -103,7 +104,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             return num_tokens, num_tokens > 0 and self._is_async
         except Exception as error:  # noqa: BLE001 - a miss, whatever it was
             self._swallowed("query", error, request)
-            self._forget(request)
+            with suppress(Exception):  # it is forgotten first, and then somebody is told
+                self._forget(request)
             return 0, False
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int]) -> None:

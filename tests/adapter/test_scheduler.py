@@ -170,7 +170,12 @@ def test_finishing_twice_late_or_unknown(rig: EngineRig) -> None:  # P19
 def test_a_request_without_a_generated_token_is_not_held(rig: EngineRig) -> None:
     request, _, pages = rig.begin(tokens(22))
     rig.iterate(Output([Report(request.request_id, tokens(22), pages, 0, 22)]))
+    table = rig.scheduler._table
+    assert table is not None
+    (key,) = table.live_keys()
     assert rig.scheduler.request_finished(request, pages) is False
+    metadata = rig.scheduler.build_connector_meta(Output())
+    assert metadata.ended.tolist() == [key]  # the other ranks hear of it in no other way
 
 
 def test_hooks_swallow_what_they_cannot_read(rig: EngineRig) -> None:
@@ -184,6 +189,16 @@ def test_hooks_swallow_what_they_cannot_read(rig: EngineRig) -> None:
     assert metadata.failure == ""
     counts = rig.worker.counters()
     assert counts["scheduler_query_errors"] == 2
+    table = rig.scheduler._table
+    assert table is not None
+
+    def fail(key: int) -> None:
+        raise RuntimeError(key)
+
+    table.on_end = fail
+    assert rig.query(FakeRequest(4, tokens(8))) == 0
+    assert rig.scheduler.get_num_new_matched_tokens(FakeRequest(4, [1 << 40]), 0) == (0, False)
+    assert table.live_keys() == []
     assert counts["scheduler_metadata_errors"] == 1
 
 
@@ -194,6 +209,18 @@ def test_a_report_not_understood_fails_an_open_promise(rig: EngineRig) -> None:
     broken: Any = object()
     metadata = rig.scheduler.build_connector_meta(broken)
     assert "planned" in metadata.failure
+
+
+def test_what_the_server_holds_is_not_named_again(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    rig.run_hit(prompt, 20)
+    request, offered, pages = rig.begin([*prompt, *tokens(10, seed=3)])
+    report = Report(request.request_id, list(request.tokens), pages, 0, 32 - offered)
+    metadata = rig.scheduler.build_connector_meta(Output([report]))
+    (names,) = metadata.names
+    assert (names.first_chunk, len(names.keys) // 16) == (offered // SIZE, 8 - offered // SIZE)
+    rig.worker.bind_connector_meta(metadata)
+    rig.worker.start_load_kv(rig.stream)
 
 
 def test_layer_group_forms_fold_one_group(rig: EngineRig) -> None:
