@@ -172,6 +172,8 @@ def test_a_refused_retrieve_is_a_miss_and_given_back(server: Responder, desk: Of
     assert answer.offer is None
     assert "refused" in answer.why
     until(lambda: server.bodies(Op.RELEASE))
+    (release,) = server.bodies(Op.RELEASE)
+    assert (release.lease, release.all_readers) == (LEASE, True), "no rank was told of it"
     until(lambda: [body.request for body in server.bodies(Op.END_SESSION)] == [state.key])
     assert state.asked, "its end at the server is repeated when the request ends"
 
