@@ -42,6 +42,7 @@ def document(target: Target, findings: Findings, shim: ShimReport) -> dict[str, 
         "host": {
             "module": shim.module,
             "absent_because": shim.absent_because,
+            "epoch": shim.epoch,
             "differences": list(shim.differences),
         },
         "broken": sum(verdict.outcome is Outcome.BROKEN for _, verdict in findings),
@@ -65,8 +66,12 @@ def show(console: Console, target: Target, findings: Findings, shim: ShimReport)
         table.add_row(rule.source, rule.text, word, verdict.evidence.replace("[", "\\["))
     console.print(table)
     if not shim.module:
-        console.print(f"TensorRT-LLM is not installed here ({shim.absent_because})", markup=False)
+        console.print(
+            "TensorRT-LLM is not installed here, so its interface was not compared "
+            f"({shim.absent_because})",
+            markup=False,
+        )
         return
-    console.print(f"installed interface: {shim.module}", markup=False)
+    console.print(f"installed interface: {shim.module}, looks like {shim.epoch}", markup=False)
     for line in shim.differences or ("no difference from what the adapter was written for",):
         console.print(f"  {line}", markup=False)

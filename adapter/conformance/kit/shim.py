@@ -1,21 +1,30 @@
 """Compares our idea of the host's interface with an installed TensorRT-LLM's.
 
 For each class that ``adapter.trtllm_fallback`` stands in for: methods and their positional
-parameters, dataclass fields, abstract methods that our connector lacks. A difference is no error by
-itself, since epochs differ; it says where the contract this adapter was written from no longer
-tells the whole. Must not know: engines. Runs in the kit's main thread.
+parameters, class attributes, dataclass fields, abstract methods that our connector lacks. A
+difference is no error by itself, since epochs differ; it says where the contract this adapter was
+written from no longer tells the whole. What lies around them is in ``shim_around``. Must not know:
+engines. Runs in the kit's main thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
 from adapter import connector, trtllm_fallback
-from adapter.trtllm_api import CONNECTOR_MODULES, find_host_module
+from adapter.conformance.kit.shim_around import around
+from adapter.trtllm_api import (
+    CONFORMANCE_FEATURES,
+    CONNECTOR_MODULES,
+    EpochFeatures,
+    epoch_features,
+    find_host_module,
+)
 
 _CLASSES: Final = (
     ("KvCacheConnectorScheduler", trtllm_fallback.FallbackScheduler),
@@ -38,19 +47,49 @@ class ShimReport:
         module: where the host's interface was found, or empty.
         absent_because: why none was found.
         differences: one line each.
+        epoch: which epoch of the contract it looks like, in words; empty without a host.
     """
 
     module: str
     absent_because: str
     differences: tuple[str, ...]
+    epoch: str = ""
 
 
-def compare_installed() -> ShimReport:
-    """Looks for a host and compares with it."""
-    host, reason = find_host_module()
+def compare_installed(
+    load: Callable[[str], ModuleType] = importlib.import_module,
+) -> ShimReport:
+    """Looks for a host and compares with it.
+
+    Args:
+        load: imports a module by its dotted name.
+    """
+    host, reason = find_host_module(load)
     if host is None:
         return ShimReport("", reason, ())
-    return ShimReport(host.__name__, "", tuple(compare(host)))
+    epoch = resembled(host)
+    return ShimReport(host.__name__, "", (*compare(host), *around(load, epoch[:2])), epoch)
+
+
+def resembled(host: ModuleType) -> str:
+    """The epoch that an interface module looks like, by what it has.
+
+    Args:
+        host: one of ``CONNECTOR_MODULES``, or anything that looks like it.
+    """
+    base = getattr(host, "KvCacheConnectorScheduler", object)
+    found = epoch_features(base, getattr(host, "RequestData", object))
+    if found in CONFORMANCE_FEATURES.values():
+        return next(name for name, features in CONFORMANCE_FEATURES.items() if features == found)
+
+    def unlike(features: EpochFeatures) -> list[str]:
+        one, other = dataclasses.asdict(found), dataclasses.asdict(features)
+        return [
+            f"{'has' if one[name] else 'no'} {name}" for name in one if one[name] != other[name]
+        ]
+
+    name = min(CONFORMANCE_FEATURES, key=lambda epoch: len(unlike(CONFORMANCE_FEATURES[epoch])))
+    return f"{name}, but: {', '.join(unlike(CONFORMANCE_FEATURES[name]))}"
 
 
 def compare(host: ModuleType) -> Iterator[str]:
@@ -70,6 +109,7 @@ def compare(host: ModuleType) -> Iterator[str]:
             yield f"{name}: not there"
             continue
         yield from _methods(name, found, expected)
+        yield from _attributes(name, found, expected)
         yield from _fields(name, found, expected)
         ours = _OURS.get(name)
         if ours is not None:
@@ -105,6 +145,26 @@ def _positional(function: Any) -> list[str]:
         return ["?"]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one.name for one in parameters if one.kind in kinds and one.name != "self"]
+
+
+def _attributes(name: str, found: type, expected: type) -> Iterator[str]:
+    theirs, ours = _plain(found), _plain(expected)
+    for attribute in sorted(ours.keys() - theirs.keys()):
+        yield f"{name}.{attribute}: no such attribute in this version"
+    for attribute in sorted(theirs.keys() - ours.keys()):
+        yield f"{name}.{attribute}: an attribute only there, {theirs[attribute]!r}"
+    for attribute in sorted(theirs.keys() & ours.keys()):
+        if theirs[attribute] != ours[attribute]:
+            yield f"{name}.{attribute}: {theirs[attribute]!r}, not {ours[attribute]!r}"
+
+
+def _plain(cls: type) -> dict[str, Any]:
+    fields = getattr(cls, "__dataclass_fields__", {})
+    return {
+        name: value
+        for name, value in inspect.getmembers(cls)
+        if not name.startswith("_") and name not in fields and isinstance(value, (bool, int, str))
+    }
 
 
 def _fields(name: str, found: type, expected: type) -> Iterator[str]:

@@ -20,6 +20,21 @@ from tests.adapter.conformance.kit.foreign import (
 __all__ = ["FolderScheduler", "FolderWorker"]
 
 
+class IdleScheduler(FolderScheduler):
+    """Offers nothing, which is allowed."""
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        return 0, False
+
+
+class IdleWorker(FolderWorker):
+    """Saves nothing, which is allowed."""
+
+    def keep(self, page: int, key: str) -> None: ...
+
+
 class SaltyScheduler(FolderScheduler):
     """Reads a field that only some epochs report."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
 from adapter.__main__ import main
-from tests.adapter.conformance.kit import breakers
+from adapter.conformance.kit.verdict import NO_ASYNC, NO_GROUPS, NO_SERVER
+from tests.adapter.conformance.kit import breakers, breakers_foreign, foreign
 
 pytestmark = pytest.mark.torch
 
@@ -38,6 +41,79 @@ def test_another_connector_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1
     assert "BROKEN" in out
     assert "leaves one token" in out
+
+
+def test_a_connector_that_owes_nothing_to_ours_breaks_no_rule(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = main(
+        [
+            *("conformance", "--module", foreign.__name__, "--json", "--schedules", "1"),
+            *("--scheduler-class", "FolderScheduler", "--worker-class", "FolderWorker"),
+            *("--server-url", f"folder://{tmp_path}"),
+        ]
+    )
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    assert [rule for rule in rules if rule["outcome"] == "BROKEN"] == []
+    assert code == 0
+    unseen = {rule["evidence"] for rule in rules if rule["outcome"] == "not observed"}
+    # It has no server, takes one layer group, and loads synchronously: nothing else is unseen.
+    known = {NO_SERVER, NO_GROUPS, NO_ASYNC}
+    assert [why for why in unseen - known if "simulated device" not in why] == []
+
+
+def test_a_server_by_command_is_stopped_and_killed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = f"ipc://{tmp_path}/kvkeep.sock"
+    launch = f"{sys.executable} -m server launch --endpoint {url} --l1-size 32MiB"
+    arguments = ["--server-url", url, "--server-command", f"{launch} --arena-dir {tmp_path}"]
+    assert main(["conformance", "--rule", "9.3", "--rule", "10", "--json", *arguments]) == 0
+    rules = json.loads(capsys.readouterr().out)["rules"]
+    assert [rule["outcome"] for rule in rules] == ["held", "held"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--server-url", "ipc:///nobody/here.sock"], "nothing listens at ipc:///nobody/here"),
+        (["--server-url", "ipc:///a", "--server-command", "/no/such"], "cannot start '/no/such'"),
+    ],
+)
+def test_no_server_is_said_at_once(
+    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", *arguments]) == 2
+    shown = capsys.readouterr().out
+    assert "no server" in shown
+    assert why in shown.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--server-command", "x"], "--server-command needs --server-url"),
+        (["--schedules", "0"], "0 is not above 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(
+    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["conformance", *arguments])
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", ["9.7", "12.8"])
+def test_a_connector_that_never_loads_breaks_no_rule(
+    rule: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["--server-url", f"folder://{tmp_path}/missing", "--rule", rule, "--json"]
+    names = ["--scheduler-class", "IdleScheduler", "--worker-class", "IdleWorker"]
+    assert main(["conformance", "--module", breakers_foreign.__name__, *names, *arguments]) == 0
+    (found, *_) = json.loads(capsys.readouterr().out)["rules"]
+    assert found["outcome"] == "not observed"
+    assert "see that the connector's server runs" in found["evidence"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from adapter import trtllm_fallback as ours
-from adapter.conformance.kit.shim import compare, compare_installed
+from adapter.conformance.kit.shim import compare, compare_installed, resembled
 from adapter.trtllm_api import CONNECTOR_MODULES, host_is_installed
+from tests.adapter.conformance.kit.planted import EPOCHS, planted
 
 pytestmark = pytest.mark.torch
 
@@ -66,3 +67,34 @@ def test_without_a_host_it_says_why() -> None:
     report = compare_installed()
     assert bool(report.module) is host_is_installed()
     assert report.module or report.absent_because
+
+
+@pytest.mark.parametrize("epoch", EPOCHS)
+def test_each_epochs_interface_is_found_recognised_and_compared(epoch: str) -> None:
+    report = compare_installed(planted(epoch))
+    assert (report.epoch, report.absent_because) == (epoch, "")
+    assert report.module == CONNECTOR_MODULES[epoch == "E1"]
+    told = "\n".join(report.differences)
+    assert ("RequestData.block_hashes: no such field" in told) is (epoch == "E1")
+    assert ("RequestData.new_block_ids_by_layer_group: no such" in told) is (epoch in ("E1", "E2"))
+    assert ("supports_attention_dp: no such attribute" in told) is (epoch in ("E1", "E2"))
+    assert ("Scheduler.cancel_load: only there, " in told) is (epoch == "E4")
+    assert ("Worker.capacity_only: an attribute only there, False" in told) is (epoch == "E4")
+    assert "abstract there" not in told
+    assert "KvCacheConnectorConfig" not in told
+    assert ("presets: kvbm, lmcache" in told) is (epoch != "E1")
+
+
+def test_an_interface_of_no_epoch_is_told_by_the_nearest() -> None:
+    module = planted("E2")(CONNECTOR_MODULES[0])
+    module.KvCacheConnectorScheduler.request_reset = lambda self, request: None
+    assert resembled(module) == "E2, but: has request_reset"
+
+
+def test_a_class_attribute_of_another_value_is_named() -> None:
+    class Worker(ours.FallbackWorker):
+        supports_attention_dp = True
+
+    host = _host()
+    host.KvCacheConnectorWorker = Worker
+    assert list(compare(host)) == ["KvCacheConnectorWorker.supports_attention_dp: True, not False"]
