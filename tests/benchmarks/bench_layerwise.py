@@ -216,7 +216,7 @@ def _row(ratio: float, step: float, compute_ms: float, whole_ms: float, layer_ms
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--mib", default=256, show_default=True, help="Size of the loaded prefix.")
-@click.option("--rounds", default=15, show_default=True, help="Requests a median is taken of.")
+@click.option("--rounds", default=21, show_default=True, help="Requests a median is taken of.")
 def main(as_json: bool, mib: int, rounds: int) -> None:
     """Measures the time to the first token, whole and by layer."""
     logging.getLogger("kvkeep").setLevel(logging.ERROR)

@@ -69,6 +69,9 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "python -m server stats": RUN,
         "python -m tests.soak --minutes 30": Elsewhere("slow soak"),
         "make bench-agentic": Elsewhere("slow agentic"),
+        'make bench-agentic ARGS="--block-tokens 256 --token-kib 16"': Elsewhere(
+            "slow agentic, blocks of 256"
+        ),
         "python -m adapter.conformance.agentic": Elsewhere("slow agentic"),
         "python -m adapter.conformance.agentic --quick": Elsewhere(
             "tests/adapter/conformance/agentic"
@@ -76,8 +79,13 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "python -m tests.benchmarks.bench_adapter": Elsewhere(
             "tests/benchmarks/test_bench_adapter.py"
         ),
+        'python -m tests.slow --step "adapter cpu"': Elsewhere("slow adapter cpu"),
+        'python -m tests.slow --step "layer-wise gain"': Elsewhere("slow layer-wise gain"),
+        'python -m tests.slow --step "hooks beside trouble"': Elsewhere(
+            "slow hooks beside trouble"
+        ),
         "python -m tests.benchmarks.bench_layerwise": Run(
-            (0, 1), "--rounds 1", says=r"GB/s|told from the machine's noise"
+            (0, 1), "--rounds 1 --mib 16", says=r"GB/s|told from the machine's noise"
         ),
         "python -m tests.benchmarks.bench_adoption": Run(more="--records 1000 --rounds 1"),
         "python -m tests.benchmarks.bench_disk --folder DIR": Elsewhere(
