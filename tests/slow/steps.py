@@ -38,6 +38,9 @@ _Reader = Callable[[Mapping[str, Any]], dict[str, Figure]]
 SCHEDULES_PER_MODE = 520
 """Of four modes; 2,000 are wanted in all, and 200 of each."""
 
+KIT_SCHEDULES = 60
+"""Of the conformance kit's engines of one rank, and half as many of each kind of several."""
+
 COMBINATION_ROUNDS = 3
 """Schedules of each combination."""
 
@@ -288,7 +291,8 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
     """The conformance host's lifecycles, layouts, modes and ranks, and what the adapter costs."""
     module = (sys.executable, "-m")
     count = 2 if quick else SCHEDULES_PER_MODE
-    kit = (*module, "adapter", "conformance", "--json")
+    few = str(2 if quick else KIT_SCHEDULES)
+    kit = (*module, "adapter", "conformance", "--json", "--seed", str(seed), "--schedules", few)
     adapter = build / "slow-adapter.json"
     smaller = ("--active", "16", "--tokens", "1024", "--cycles", "2") if quick else ()
     schedules = ("--json", "--count", str(count), "--seed", str(seed))
@@ -299,7 +303,7 @@ def _host_steps(seed: int, build: Path, quick: bool) -> list[Step]:
             limit_s=5400,
             read=lambda _, stdout: read_schedules(json.loads(stdout), quick),
         ),
-        Step("conformance kit", kit, 600, read=lambda _, stdout: read_kit(json.loads(stdout))),
+        Step("conformance kit", kit, 1800, read=lambda _, stdout: read_kit(json.loads(stdout))),
         Step(
             "adapter cpu",
             (*module, "tests.benchmarks.bench_adapter", "--json", str(adapter), *smaller),
