@@ -160,7 +160,7 @@ def _shape(life: str, block: int, max_blocks: int) -> Shape:
         "cancelled": {"cancel": 0.6},
         "replayed": {"max_new_tokens": 12, "cancel": 0.0},
         "context_only": {"context_only": True, "talk": 0.0},
-        "drafts": {"max_new_tokens": 28, "talk": 1.0},
+        "drafts": {"max_new_tokens": 40, "talk": 1.0},
         "idle": {"pause_s": 0.05, "forget": 0.3},
         "graph": {"one_left": True, "talk": 0.0},
     }

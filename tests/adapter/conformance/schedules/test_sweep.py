@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from adapter import reports
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.coverage.variants import MANY_DRAFTS, variant_of
 from adapter.conformance.schedules import sweep as sweeping
 from adapter.conformance.schedules.draw import Ask
 from adapter.conformance.schedules.play import PlayError, Tally
@@ -18,6 +20,7 @@ from adapter.conformance.schedules.reference import Reference
 from adapter.conformance.schedules.service import Service, serving
 from adapter.conformance.schedules.setups import setup_of
 from adapter.conformance.schedules.sweep import Sweep, join
+from adapter.requests import RequestTable
 from tests.adapter.conformance.schedules.fakes import FakeAnswer, FakeSubject
 
 pytestmark = pytest.mark.torch
@@ -54,6 +57,26 @@ def test_a_wrong_answer_is_told_with_the_combination(
         pytest.raises(PlayError, match=rf"{ONE.test_id}: seed 7: logits of token 0 differ"),
     ):
         sweep.run(ONE, [7], Tally())
+
+
+def test_an_adapter_that_goes_by_the_pages_reported_before_drafts_were_rejected_is_found_out(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = reports._advance
+
+    def careless(table: RequestTable, *rest: Any) -> None:
+        said, table.is_drafting = table.is_drafting, False
+        advance(table, *rest)
+        table.is_drafting = said
+
+    monkeypatch.setattr(reports, "_advance", careless)
+    drafts = Combination("E2", "drafts", "v1", "auto", "1")
+    first = next(seed for seed in range(1000, 1003) if variant_of(drafts, seed) is MANY_DRAFTS)
+    with (
+        Sweep(service.url, tmp_path) as sweep,
+        pytest.raises(PlayError, match=r"somebody else|differ|tokens \["),
+    ):
+        sweep.run(drafts, range(first, first + 20), Tally())
 
 
 def test_references_are_shared_and_few(
