@@ -323,6 +323,20 @@ def test_answers_about_forgotten_requests_are_ignored(rig: Rig) -> None:
     assert not rig.ledger.has_work
 
 
+def test_a_server_that_claims_more_than_it_was_sent_moves_nothing_further(rig: Rig) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 1, 9, OK, 0.0)
+    rig.bind(alive={7: 2})
+    (commit,) = rig.flow.next_settlements(0.0)
+    assert commit.count == 1
+    rig.flow.settled(7, 0, 9, OK, 0.0)
+    assert rig.lane(7).next_chunk == 2
+    rig.bind(rig.name(7, 2, [3]), alive={7: 3})
+    assert len(rig.flow.next_stores(9)) == 1
+    rig.flow.copied(7, 0, 9, 9, OK, 0.0)
+    assert (rig.lane(7).next_chunk, rig.lane(7).copied) == (3, 0)
+
+
 def test_a_long_save_goes_in_parts(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1, 2, 3]), alive={7: 0})
     rig.bind(alive={7: 3})

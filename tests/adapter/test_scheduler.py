@@ -211,6 +211,17 @@ def test_a_report_not_understood_fails_an_open_promise(rig: EngineRig) -> None:
     assert "planned" in metadata.failure
 
 
+def test_an_id_that_comes_back_without_a_query_is_read_anew(rig: EngineRig) -> None:
+    rig.query(FakeRequest(5, tokens(22, seed=1)))
+    rig.scheduler.build_connector_meta(Output())  # it got no pages, and was cancelled unheard
+    prompt = tokens(22)
+    pages = rig.hand_out(6)
+    rig.scheduler.update_state_after_alloc(FakeRequest(5, prompt), pages)
+    metadata = rig.scheduler.build_connector_meta(Output([Report(5, prompt, pages, 0, 22)]))
+    (names,) = metadata.names
+    assert len(names.keys) // 16 == 5
+
+
 def test_what_the_server_holds_is_not_named_again(rig: EngineRig) -> None:
     prompt = tokens(22)
     rig.run_hit(prompt, 20)
