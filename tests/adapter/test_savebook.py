@@ -47,6 +47,15 @@ def test_a_save_says_whose_quota_it_is(rig: Rig) -> None:
     assert order.tenant == b"t" * 16
 
 
+def test_a_living_request_is_saved_anew_on_the_next_server(rig: Rig) -> None:
+    rig.copying()
+    rig.flow.copied(7, 0, 2, 0, StopReason.NONE, 0.0)
+    assert not rig.ledger.has_work
+    assert rig.flow.server_lost(0.0) == []
+    (order,) = rig.flow.next_stores(9)  # without another word of the engine's
+    assert (order.first_chunk, order.num_chunks) == (0, 2)
+
+
 def test_a_gap_in_the_names_is_dropped(rig: Rig) -> None:
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})
     rig.bind(rig.name(7, 2, [3]), alive={7: 3})

@@ -209,6 +209,21 @@ def test_a_report_not_understood_fails_an_open_promise(rig: EngineRig) -> None:
     broken: Any = object()
     metadata = rig.scheduler.build_connector_meta(broken)
     assert "planned" in metadata.failure
+    assert "not understood" in rig.scheduler._engine.uncached_because
+
+
+def test_a_query_that_fails_leaves_nothing_promised(rig: EngineRig) -> None:
+    class Unreadable(FakeRequest):
+        def get_tokens(self, beam: int) -> list[int]:
+            raise RuntimeError(beam)
+
+    rig.run_hit(tokens(22), 20)
+    assert rig.query(FakeRequest(5, tokens(22))) == 20
+    assert rig.query(Unreadable(5, [])) == 0
+    table = rig.scheduler._table
+    assert table is not None
+    assert table.live_keys() == []
+    rig.check_nothing_leased()
 
 
 def test_an_id_that_comes_back_without_a_query_is_read_anew(rig: EngineRig) -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from adapter.loadmode import LoadMode
 from tests.adapter.askhost import AskHost, ask_host
+from tests.adapter.hostlike import FakeRequest, tokens
+from tests.adapter.responder import until
 from tests.adapter.unruly import UnrulyHost
 
 CASES = {
@@ -49,6 +51,22 @@ def test_any_calls(host: AskHost, seed: int, steps: int) -> None:
     for _ in range(steps):
         host.step(rng)
     host.end()
+
+
+def test_a_lease_that_could_not_be_ended_at_once_ends_with_its_request(
+    host: AskHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapter.offers.OfferDesk._end_rest", lambda *_: None)
+    host.begin()
+    request = FakeRequest(1, tokens(50))
+    for _ in range(40):
+        host.scheduler.get_num_new_matched_tokens(request, 0)
+        if host.counting.open:
+            break
+        host.scheduler.request_reset(request)
+    assert host.counting.open
+    assert host.scheduler.request_finished(request, []) is False
+    until(lambda: not host.counting.open)
 
 
 @settings(max_examples=25, deadline=None)
