@@ -186,3 +186,23 @@ def test_where_prompts_may_come_in_parts_each_part_of_an_offer_must_be_loadable(
         assert rig.scheduler._desk._is_divisible is expected
     finally:
         rig.close()
+
+
+def test_pages_that_left_a_window_are_not_counted_as_held(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    rig = LayoutRig(server.url, write_model(tmp_path / "m"), 1, False).register()
+    try:
+        request: Any = FakeRequest(1, list(PROMPT))
+        assert rig.query(request) == 0
+        tables = rig.take(6)
+        rig.scheduler.update_state_after_alloc_by_layer_group(request, tables)
+        rig.iterate(Output([Report(1, list(PROMPT), [], 0, len(PROMPT), tables)]))
+        request.tokens.append(1)
+        tables[-1][:2] = [-1, -1]  # in place: the host took two pages back
+        assert rig.scheduler.request_finished_by_layer_group(request, tables)
+        assert rig.worker.counters()["held_pages"] == 6 * len(tables) - 2
+        rig.collect((1,))
+        rig.settle(1)
+    finally:
+        rig.close()
