@@ -47,10 +47,10 @@ def device_pool(gpu: Gpu, kind: MemoryKind = MemoryKind.DEVICE, offset: int = 0)
 def layout_pool(gpu: Gpu, kind: MemoryKind, count: int = 1) -> PageMemory:
     """A V2 cache of one group: two regions with gaps, in one allocation or in two."""
     size, stride = PAGE // 2, PAGE // 2 + 256
-    bases = [gpu.malloc(2 * stride * PAGES, kind) for _ in range(count)]
+    bases = [gpu.malloc(512 + 2 * stride * PAGES, kind) for _ in range(count)]
     regions = [
         Region(bases[0] + 512, size, stride, PAGES, [(0, "key", 1)]),
-        Region(bases[-1] + stride * PAGES, size, stride, PAGES, [(0, "value", 1)]),
+        Region(bases[-1] + 512 + stride * PAGES, size, stride, PAGES, [(0, "value", 1)]),
     ]
     return read_layout(Layout(4, [Group(0, [0], None, regions)]))[1]
 
