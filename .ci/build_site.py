@@ -20,7 +20,7 @@ PARTS = {
     "Begin": "quickstart ten-minutes concepts faq scope from-lmcache",
     "Operate": "deployment configuration operations runbook observability tenants events security",
     "Lower tiers": "tiers/disk tiers/mooncake tiers/valkey tiers/s3 tiers/encryption",
-    "Engines": "trtllm cuda",
+    "Engines": "trtllm conformance cuda",
     "How it works": "architecture protocol glossary adr/README",
     "Evidence": "benchmarks scale demo chaos restarts soak fuzzing measured/README",
 }

@@ -98,6 +98,12 @@ PAGES: Final[dict[str, dict[str, How]]] = {
         "kvkeep launch --l1-size 20G --l2 'disk:/var/lib/kvkeep?size=200G' --http 9177": LAUNCH,
         "kvkeep status": RUN,
     },
+    "docs/conformance.md": {
+        "python -m adapter conformance --module my.connector --scheduler-class MyScheduler "
+        "--worker-class MyWorker --server-url ipc:///run/my.sock": Elsewhere(
+            "tests/adapter/conformance/kit/test_command.py"
+        ),
+    },
     "docs/configuration.md": all_run("kvkeep config --l1-size 20G"),
     "docs/cuda.md": {
         "docker run -d --name kvkeep --gpus all --pid=host --user 1000 --shm-size=70g"
