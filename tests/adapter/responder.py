@@ -115,6 +115,7 @@ class Responder:
         self.epoch = Epoch(os.urandom(16))
         self.arena = ArenaId(os.urandom(16))
         self.heartbeat_s = heartbeat_s
+        self.capabilities: tuple[str, ...] = ("stats",)
         self.seen: list[tuple[Op, Request]] = []
         self.pools: list[int] = []
         self.drained: list[side.Drained] = []
@@ -316,7 +317,7 @@ class Responder:
                 now_ns=time.monotonic_ns(),
                 major=messages.VERSION_MAJOR,
                 minor=0,
-                capabilities=("stats",),
+                capabilities=self.capabilities,
                 max_blocks=16_384,
                 max_frame_bytes=1 << 20,
                 heartbeat_s=self.heartbeat_s,

@@ -10,11 +10,15 @@ import pytest
 
 from adapter.link import Link
 from adapter.offers import IterationBudget, OfferDesk
+from adapter.promises import load_window
+from adapter.requests import RequestTable
+from protocol.keys import ReuseScope
 from protocol.messages import Body, LookupReply, Op, Released
+from tests.adapter.hostlike import facts
 from tests.adapter.linking import joined_link
 from tests.adapter.responder import ExtentFile, Responder, namespace, until
 from tests.adapter.responder import geometry as extent_geometry
-from tests.adapter.test_offers import GEO, LEASE, ask, releases, serve
+from tests.adapter.test_offers import GEO, LEASE, PROMPT, ask, releases, serve
 
 FOREVER_NS = 1 << 60
 
@@ -92,3 +96,19 @@ def test_an_incarnation_that_is_being_asked_may_still_make_an_offer(
     assert not link.offers.is_over(watch, 0, FOREVER_NS)  # until the iteration is built
     link.offers.built(1, (), ())
     assert link.offers.is_over(watch, 0, FOREVER_NS)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_lookup_says_whose_it_is_where_the_server_can_tell(short_dir: Path, knows: bool) -> None:
+    scope = ReuseScope(cache_salt="x")
+    with Responder(short_dir) as server:
+        server.capabilities = ("stats", "tenants") if knows else ("stats",)
+        with joined_link(server.url) as link:
+            desk = OfferDesk(link, GEO, IterationBudget(1.0))
+            state = RequestTable(GEO).admit(facts(1, PROMPT, scope), 1, 0.0)
+            window = load_window(len(PROMPT), 0, GEO)
+            assert window is not None
+            desk.ask(state, window)
+            desk.close()
+        (lookup,) = server.bodies(Op.LOOKUP)
+        assert lookup.tenant == (scope.tenant() if knows else b"")

@@ -212,43 +212,6 @@ def test_a_report_not_understood_fails_an_open_promise(rig: EngineRig) -> None:
     assert "not understood" in rig.scheduler._engine.uncached_because
 
 
-def test_a_query_that_fails_leaves_nothing_promised(rig: EngineRig) -> None:
-    class Unreadable(FakeRequest):
-        def get_tokens(self, beam: int) -> list[int]:
-            raise RuntimeError(beam)
-
-    rig.run_hit(tokens(22), 20)
-    assert rig.query(FakeRequest(5, tokens(22))) == 20
-    assert rig.query(Unreadable(5, [])) == 0
-    table = rig.scheduler._table
-    assert table is not None
-    assert table.live_keys() == []
-    rig.check_nothing_leased()
-
-
-def test_an_id_that_comes_back_without_a_query_is_read_anew(rig: EngineRig) -> None:
-    rig.query(FakeRequest(5, tokens(22, seed=1)))
-    rig.scheduler.build_connector_meta(Output())  # it got no pages, and was cancelled unheard
-    prompt = tokens(22)
-    pages = rig.hand_out(6)
-    rig.scheduler.update_state_after_alloc(FakeRequest(5, prompt), pages)
-    metadata = rig.scheduler.build_connector_meta(Output([Report(5, prompt, pages, 0, 22)]))
-    (names,) = metadata.names
-    assert len(names.keys) // 16 == 5
-
-
-def test_what_the_server_holds_is_not_named_again(rig: EngineRig) -> None:
-    prompt = tokens(22)
-    rig.run_hit(prompt, 20)
-    request, offered, pages = rig.begin([*prompt, *tokens(10, seed=3)])
-    report = Report(request.request_id, list(request.tokens), pages, 0, 32 - offered)
-    metadata = rig.scheduler.build_connector_meta(Output([report]))
-    (names,) = metadata.names
-    assert (names.first_chunk, len(names.keys) // 16) == (offered // SIZE, 8 - offered // SIZE)
-    rig.worker.bind_connector_meta(metadata)
-    rig.worker.start_load_kv(rig.stream)
-
-
 def test_layer_group_forms_fold_one_group(rig: EngineRig) -> None:
     prompt = tokens(22)
     request = FakeRequest(4, prompt)
