@@ -111,3 +111,12 @@ def test_an_id_that_comes_back_without_a_query_is_read_anew(rig: EngineRig) -> N
     metadata = rig.scheduler.build_connector_meta(Output([Report(5, prompt, pages, 0, 22)]))
     (names,) = metadata.names
     assert len(names.keys) // 16 == 5
+
+
+def test_pages_that_do_not_fit_the_prompt_break_what_was_promised_for_it(rig: EngineRig) -> None:
+    rig.run_hit(tokens(22), 20)
+    request = FakeRequest(50, tokens(22))
+    assert rig.query(request) == 20
+    rig.scheduler.update_state_after_alloc(request, rig.hand_out(3))
+    assert "block size" in rig.scheduler._engine.uncached_because
+    assert "block size" in rig.scheduler.build_connector_meta(Output()).failure
