@@ -59,6 +59,31 @@ def test_what_classes_say_of_themselves(kit: Kit) -> None:
     assert kit.bench("Old").opted_into_attention_dp() == (False, True)
     assert kit.bench("Kvkeep").takes_layer_groups()
     assert not kit.bench("Sound").takes_layer_groups()
+    assert kit.bench("Sound").takes_layouts()
+    names = ("reserve_prefix", "request_finished"), ("get_finished", "get_finished_prefix_loads")
+    assert kit.bench("Partial").methods(*names) == {
+        *("reserve_prefix", "request_finished", "get_finished")
+    }
+
+
+def test_whose_server_it_is_decides_how_schedules_look_for_leaks(kit: Kit) -> None:
+    ours = Target(
+        "adapter.connector", "KvkeepConnectorScheduler", "KvkeepConnectorWorker", "ipc:///a"
+    )
+    own, others = (Bench(ours, kit.model, server) for server in (kit.service, None))
+    assert (own.sweep_url, own.sweep_connector) == ("ipc:///a", None)
+    assert others.sweep_url is None
+    assert others.sweep_connector is not None
+    assert others.sweep_connector.server_url == "ipc:///a"
+
+
+def test_a_load_is_noticed(kit: Kit) -> None:
+    bench, prompt = kit.bench("Sound"), text(BLOCK + 1, seed=4)
+    with bench.engine() as seen:
+        seen.store(prompt)
+        assert not bench.has_loaded
+        seen.ask(prompt)
+    assert bench.has_loaded
 
 
 def test_classes_that_are_not_there_are_refused(kit: Kit) -> None:

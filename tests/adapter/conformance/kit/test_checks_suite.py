@@ -13,7 +13,13 @@ from tests.adapter.conformance.kit.breaching import SUITE, Kit
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("rule", SUITE)
+ONE_RANK = "random schedules, one rank"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(rule, marks=() if rule == ONE_RANK else pytest.mark.slow) for rule in SUITE],
+)
 def test_a_breach_is_seen(rule: str, kit: Kit) -> None:
     kit.assert_blamed(rule, SUITE[rule])
 
@@ -33,7 +39,7 @@ def test_jobs_of_four_come_last() -> None:
 
 
 def test_an_engine_that_is_refused_is_told_and_others_take_its_place(kit: Kit) -> None:
-    found = kit.verdict("random schedules, one rank", "Folder")
+    found = kit.verdict(ONE_RANK, "Folder")
     assert found.outcome is Outcome.HELD
     assert "refused: " in found.evidence
     assert "1 combinations, 1 schedules" in found.evidence

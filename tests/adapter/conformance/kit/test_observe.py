@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from adapter.conformance.kit.observe import Log, observed
+from adapter.conformance.kit.observe import Log, observed, place
 
 pytestmark = pytest.mark.torch
 
@@ -49,3 +50,20 @@ def test_calls_are_noted_and_handed_on() -> None:
     assert log.of("request_finished") == [finished]
     with pytest.raises(ImportError):
         importlib.import_module(module)
+
+
+def test_whoever_wants_to_acts_before_the_connector_does() -> None:
+    log, order = Log(), list[str]()
+    log.before = lambda hook: order.append(f"before {hook}")
+
+    class Noting(Scheduler):
+        def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+            order.append("called")
+            return 0, False
+
+    name, scheduler, _ = place("placed_by_a_test", Noting, Scheduler, log)
+    made = getattr(importlib.import_module(name), scheduler)("args")
+    made.get_num_new_matched_tokens(Request(), 4)
+    assert order == ["before get_num_new_matched_tokens", "called"]
+    assert [call.hook for call in log.of()] == ["get_num_new_matched_tokens"]
+    del sys.modules[name]

@@ -13,7 +13,7 @@ from adapter.conformance.kit import rules
 from adapter.conformance.kit.bench import Bench
 from adapter.conformance.kit.command import check
 from adapter.conformance.kit.rules import RULES, Rule
-from adapter.conformance.kit.verdict import Outcome
+from adapter.conformance.kit.verdict import NO_SERVER, Outcome, Verdict, broken, held, unseen
 from tests.adapter.conformance.kit import breaching
 from tests.adapter.conformance.kit.breaching import Kit
 
@@ -37,6 +37,32 @@ def test_breaches_are_tested_beside_the_check(name: str) -> None:
     mine = {rule.text for rule in RULES if rule.check.__module__ == module.__name__}
     assert mine == set(getattr(breaching, name.upper()))
     assert (Path(__file__).parent / f"test_checks_{name}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("found", "has_loaded", "was_in_vain", "count"),
+    [
+        (unseen("something of the moment"), False, False, 3),
+        (unseen("something of the moment"), True, True, 3),
+        (unseen("something of the moment"), False, True, 1),
+        (unseen(NO_SERVER), True, False, 1),
+        (held("it"), True, False, 1),
+        (broken("it"), True, False, 1),
+    ],
+)
+def test_only_what_another_try_may_change_is_tried_again(
+    found: Verdict, has_loaded: bool, was_in_vain: bool, count: int, kit: Kit
+) -> None:
+    bench, tries = kit.bench("Sound"), list[Bench]()
+    bench.has_loaded, bench.was_in_vain = has_loaded, was_in_vain
+
+    def looks(bench: Bench) -> Verdict:
+        tries.append(bench)
+        return found
+
+    assert check(Rule("§0", "none", looks), bench) == found
+    assert len(tries) == count
+    assert bench.was_in_vain is (was_in_vain or (count == 3 and not has_loaded))
 
 
 def test_an_engine_that_dies_breaks_the_rule_it_died_of(kit: Kit) -> None:
