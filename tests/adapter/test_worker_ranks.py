@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -281,38 +280,3 @@ def test_ranks_leave_in_any_order_amid_loads_and_saves(
         return now["sessions"] == before["sessions"] and not any(left)
 
     assert wait_until(is_clean, 10.0), stats(server.side_path, 5.0)
-
-
-def test_a_rank_loads_what_was_promised_before_the_server_was_another(
-    short_dir: Path, shm_dir: Path, tmp_path: Path
-) -> None:
-    """However late it is: what is loaded stays mapped until no offer of that server is open."""
-    with ExitStack() as stack:
-        first = stack.enter_context(ServerProcess(short_dir, shm_dir / "a"))
-        rig = RankRig(first.url, write_model(tmp_path / "m"), 2).register()
-        try:
-            rig.run_saved(PROMPT)
-            assert rig.run_hit(PROMPT, 20).offered == 20
-            link = rig.followers[0].worker.link
-            assert link is not None
-            joined = link.joined
-            assert joined is not None
-
-            def is_elsewhere() -> bool:
-                now = link.joined
-                return now is not None and now.epoch != joined.epoch
-
-            def restart(rank: int) -> None:
-                """The first rank has begun its load; the other begins after all of this."""
-                if rank == 1:
-                    rig.before_rank = lambda rank: None
-                    first.kill()
-                    stack.enter_context(ServerProcess(short_dir, shm_dir / "b"))
-                    assert wait_until(is_elsewhere, 30.0), link.counters
-
-            rig.before_rank = restart
-            assert rig.run(PROMPT).offered == 20
-            assert is_elsewhere()
-            assert not any(worker.counters().get("loads_failed") for worker in rig.workers)
-        finally:
-            rig.close()
