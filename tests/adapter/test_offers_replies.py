@@ -56,6 +56,14 @@ def test_more_ready_chunks_than_were_asked_for_are_no_more_than_those(
     assert answer.offer.end_tokens == 40
 
 
+def test_another_number_of_shards_is_a_miss(server: Responder, desk: OfferDesk) -> None:
+    serve(server, 7, num_shards=2)
+    answer, _ = ask(desk)
+    assert answer.offer is None
+    assert "malformed" in answer.why
+    until(lambda: server.bodies(Op.RELEASE))
+
+
 def test_no_more_is_retrieved_than_one_reply_holds(
     server: Responder, desk: OfferDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

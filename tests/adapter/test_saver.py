@@ -14,13 +14,13 @@ import pytest
 
 from adapter.geometry import Geometry, GroupGeometry
 from adapter.journal import Journal
-from adapter.link import Link
+from adapter.link import Link, LinkConfig
 from adapter.metadata import ConnectorMetadata, LastWord, SaveNames
 from adapter.pagememory import GroupPages, LayerSlice, PageMemory, PagePart
 from adapter.ring import StagingRing
 from adapter.saver import Saver
 from protocol.errors import ErrorCode, RequestError
-from protocol.ids import ShardIndex
+from protocol.ids import InstanceId, ShardIndex
 from protocol.layout import PAGE_DTYPE
 from protocol.messages import Body, CommitReply, Op, StopReason, StoreReply
 from tests.adapter.hostlike import FakeMark
@@ -174,6 +174,23 @@ def test_held_pages_come_back_when_the_server_is_gone(server: Responder, saver: 
     assert time.monotonic() - begin_s < 5
     bind(saver, names(8), alive={8: 2})
     until(lambda: not saver.hold(8, 108, 2, ALL), 10)
+
+
+def test_nothing_is_held_for_a_server_that_does_not_answer_or_is_not_there(
+    server: Responder, link: Link, short_dir: Path
+) -> None:
+    journal = Journal(logging.getLogger("test"))
+    nowhere = Link(LinkConfig(url=f"ipc://{short_dir}/nobody", instance=InstanceId(b"i" * 16)))
+    for to, is_held in ((link, True), (nowhere, False)):
+        made = Saver(to, GEO, 100, journal)  # its thread does not run
+        bind(made, names(), alive={7: 0})
+        assert made.hold(7, 107, 2, ALL) is is_held
+    made = Saver(link, GEO, 100, journal)
+    bind(made, names(), alive={7: 0})
+    server.mute |= set(Op)  # no probe is answered
+    link._breaker.trip("of this test", time.monotonic_ns())
+    assert not made.hold(7, 107, 2, ALL)
+    nowhere.close(1)
 
 
 def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: Saver) -> None:
