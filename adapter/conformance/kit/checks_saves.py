@@ -6,6 +6,7 @@ early, or after it was recycled. Runs in the kit's main thread.
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from adapter.conformance.host.llm_args import KvCacheConfig
@@ -20,6 +21,7 @@ from adapter.conformance.kit.verdict import (
     unseen,
 )
 
+_IDLE_S: Final = 1.0
 _TRIES: Final = 3
 """With other texts: a busy machine may have a connector miss once."""
 
@@ -107,6 +109,32 @@ def gives_every_page_back(bench: Bench) -> Verdict:
     if not kept:
         return unseen(NO_KEEPING)
     return held(f"{len(kept)} requests kept their pages and gave each back once")
+
+
+def outlives_an_idle_executor(bench: Bench) -> Verdict:
+    """§5: with nothing to do a host blocks and polls nobody: pages stay held until it is asked."""
+    prompts = [text(3 * BLOCK + 1, seed=470 + number) for number in range(2)]
+    wanted = [bench.expected(prompt, 2) for prompt in prompts]
+    with bench.engine() as seen:
+        seen.ask(prompts[0], 2)
+        polls = len(seen.log.of("get_finished"))
+        time.sleep(_IDLE_S)
+        between = len(seen.log.of("get_finished")) - polls
+        seen.store(prompts[1], 2)
+        results = [seen.ask(prompt, 2) for prompt in prompts]
+        seen.host.forget_reuse(SETTLE_S)
+        lost = seen.host.num_pages - seen.host.stats().num_available_blocks
+        kept = sum(call.answer is True for call in seen.log.of("request_finished"))
+    if not all(same(one, other) for one, other in zip(results, wanted, strict=True)):
+        return broken("logits differ after the executor was idle")
+    if lost:
+        return broken(f"{lost} pages are lost")
+    if not results[0].num_loaded_tokens:
+        return unseen(NO_LOAD)
+    return held(
+        f"idle for {_IDLE_S:.0f} s, polled {between} times meanwhile, {kept} requests kept pages, "
+        f"{results[0].num_loaded_tokens} tokens loaded afterwards"
+    )
 
 
 def _twice(ids: list[int]) -> list[int]:

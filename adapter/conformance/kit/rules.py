@@ -107,6 +107,11 @@ RULES: Final = (
     Rule("§5", "never publishes a recycled page", checks_saves.survives_recycled_pages),
     Rule(
         "§5",
+        "outlives an idle executor",
+        checks_saves.outlives_an_idle_executor,
+    ),
+    Rule(
+        "§5",
         "loads what is taken up of an offer",
         checks_layouts.loads_what_is_taken_up_of_an_offer,
     ),

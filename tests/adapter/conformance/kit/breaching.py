@@ -37,6 +37,7 @@ SAVES: Final = {
     "never publishes a recycled page": "Late",
     "forgets requests by itself": "Counting",
     "saves behind a ragged match": "Narrow",
+    "outlives an idle executor": "Impatient",
 }
 HOOKS: Final = {
     "never blocks the executor": "Slow",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any, ClassVar
 
 from tests.adapter.conformance.kit.foreign import (
@@ -68,6 +69,25 @@ class CrowdedScheduler(FolderScheduler):
         if not scheduler_output.new_requests and not scheduler_output.cached_requests:
             raise ValueError("an empty batch")
         return super().build_connector_meta(scheduler_output)
+
+
+class ImpatientWorker(FolderWorker):
+    """Expects to be polled as long as pages are held."""
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        self.polled_s = time.monotonic()
+        self.ended: list[int] = []
+
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> tuple[list[int], list[int]]:
+        now_s, before_s = time.monotonic(), self.polled_s
+        if self.ended and now_s - before_s > 0.5:
+            raise TimeoutError("no poll for half a second")
+        told, self.polled_s = self.ended, now_s
+        self.ended, _ = super().get_finished(finished_gen_req_ids, started_loading_req_ids)
+        return told, []
 
 
 class PrematureWorker(FolderWorker):
