@@ -42,8 +42,9 @@ def long_prompts(count: int) -> list[Ask]:
     return [Ask(tuple(rng.randrange(1, 250) for _ in range(49)), 4) for _ in range(count)]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "layerwise"])
-@pytest.mark.parametrize("layout", ["v2_one", "v2_window"])
+@pytest.mark.parametrize(
+    ("layout", "mode"), [("v2_one", "sync"), ("v2_window", "async"), ("v2_regions", "layerwise")]
+)
 def test_offers_of_waiting_requests_are_loaded_right_when_their_turn_comes(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, mode: str
 ) -> None:

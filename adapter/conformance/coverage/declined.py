@@ -53,6 +53,12 @@ DECLINED: Final = (
         "tests/adapter/test_worker_modes.py::test_an_engine_without_hooks_loads_whole",
     ),
     Declined(
+        "a further offer of an engine that keeps 512 of them open (aggressive mode)",
+        "nothing is offered to that request: each one pins what it names",
+        "§5, Aggressive mode",
+        "tests/adapter/test_scheduler_kept_offers.py::test_offers_that_are_kept_are_few",
+    ),
+    Declined(
         "media without digests, and other inputs that tokens do not tell",
         "that request is neither loaded nor saved",
         "§8",
@@ -70,6 +76,11 @@ UNPLAYED: Final = (
         "`reserve_prefix` and its two companions",
         "§3, E4 optional",
         "all three or none: the adapter implements none, so no host calls them",
+    ),
+    (
+        "a worker that is `capacity_only`: it moves nothing and gets no report",
+        "§3, E4 optional",
+        "the adapter's worker is none",
     ),
     (
         "a GPU: kernels, the driver, cudaMalloc'd and virtual-memory pools",

@@ -50,7 +50,7 @@ class Shape:
     context_only: bool = False
     one_left: bool = False
     pause_s: float = 0.0
-    talk: float = 0.4
+    talk: float = 0.25
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_what_hundred_schedules_hold() -> None:
 def test_talks_fill_a_block_with_generated_tokens_and_read_it() -> None:
     schedules = [draw(seed, SHAPE) for seed in range(100)]
     talks = [talk for schedule in schedules for talk in schedule.talks]
-    assert 25 < sum(bool(schedule.talks) for schedule in schedules) < 55
+    assert 10 < sum(bool(schedule.talks) for schedule in schedules) < 40
     assert len(talks) > sum(bool(schedule.talks) for schedule in schedules)
     for talk in talks:
         first, second = talk.first, talk.second(range(100, 100 + talk.first.max_new_tokens))

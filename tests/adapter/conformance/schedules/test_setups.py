@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 from adapter.config import ENV_HELD_PERCENT, ENV_LOAD_MODE
 from adapter.conformance.coverage.combine import combinations, legal_combinations
 from adapter.conformance.coverage.dimensions import Combination
-from adapter.conformance.coverage.variants import variant_of
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.llm_args import LlmArgs
 from adapter.conformance.host.support import settle
@@ -123,16 +122,3 @@ def test_an_engine_with_drafts_says_so_in_its_arguments(tmp_path: Path) -> None:
             assert isinstance(subject, SoloSubject)
             assert (subject.engine.llm_args.speculative_config is not None) is said
             assert bool(subject.engine.options.num_drafts) is said
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_an_engine_that_asks_early_says_so_in_its_arguments(tmp_path: Path, seed: int) -> None:
-    combination = Combination("E4", "plain", "v2_one", "sync", "1")
-    setup = setup_of(combination, seed=seed)
-    assert setup.options.aggressive is (variant_of(combination, seed).name == "aggressive")
-    with opened(setup, tmp_path, f"ipc://{tmp_path}/nobody.sock") as subject:
-        assert isinstance(subject, SoloSubject)
-        config = subject.engine.llm_args.kv_connector_config
-        is_early = subject.engine.options.aggressive
-        assert is_early is setup.options.aggressive
-        assert hasattr(config, "aggressive_prefix_budgeting") is is_early
