@@ -17,7 +17,15 @@ from adapter.conformance.host.requests import HostResult
 from adapter.conformance.host.weights import TINY
 from adapter.conformance.kit.bench import BLOCK, SETTLE_S, WAIT_S, Bench, same, text
 from adapter.conformance.kit.ranked import SIZE, Ranks
-from adapter.conformance.kit.verdict import NO_ASYNC, NO_LOAD, Verdict, broken, held, unseen
+from adapter.conformance.kit.verdict import (
+    NO_ASYNC,
+    NO_LOAD,
+    NO_SERVER,
+    Verdict,
+    broken,
+    held,
+    unseen,
+)
 
 _FEW_HEADS: Final = replace(TINY, num_key_value_heads=1)
 _V2: Final = KvCacheConfig(
@@ -49,6 +57,31 @@ def hits_only_what_every_rank_holds(bench: Bench) -> Verdict:
         f"tensor parallel 2, one rank killed before it saved: {torn_tokens} tokens loaded of that, "
         f"{whole_tokens} of what both hold, equal bits"
     )
+
+
+def loads_what_it_offered_on_every_rank(bench: Bench) -> Verdict:
+    """§9 rule 3: an offer is pinned on all shards; a server that dies takes none of it away."""
+    service = bench.service
+    if service is None:
+        return unseen(NO_SERVER)
+    prompt = text(4 * BLOCK + 1, seed=1060)
+    (wanted,) = bench.expected_of_ranks([(prompt, 3)])
+    with bench.ranks() as engine:
+        if not engine.warm(prompt, SETTLE_S):
+            return unseen(NO_LOAD)
+        is_offered = engine.hold_offer()
+        handle = engine.submit(prompt, 3)
+        was_offered = is_offered(WAIT_S / 4)
+        service.kill()
+        try:
+            result = handle.result(WAIT_S)
+        finally:
+            service.restart()
+    if not same(result, wanted):
+        return broken("the server died between offer and load, and the logits of two ranks differ")
+    if not was_offered:
+        return unseen(NO_LOAD)
+    return held(f"two ranks loaded {result.num_loaded_tokens} tokens after kill -9 of the server")
 
 
 def reports_every_id_on_every_rank(bench: Bench) -> Verdict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -33,6 +33,8 @@ _TARGET: Final = "TRTLLM_CONFORMANCE_TARGET"
 _OBSERVED: Final = f"{__name__}_observed"
 _TORN_S: Final = 0.5
 """Between one rank's part of an iteration and the death of the other."""
+_HELD_S: Final = 1.0
+_LOOK_S: Final = 0.01
 _WAIT_S: Final = 60.0
 _WARM_S: Final = 15.0
 _POLL_S: Final = 0.1
@@ -110,6 +112,28 @@ class Ranks:
         """The calls of some hooks in a rank; metadata is left out."""
         calls: list[Call] = self.engine.call(rank, f"{__name__}:tell")
         return [call for call in calls if not hooks or call.hook in hooks]
+
+    def hold_offer(self) -> Callable[[float], bool]:
+        """Has the leader pause for a while behind the next offer, before anything is loaded.
+
+        Returns:
+            Waits, for so many seconds at most, until the leader is there; whether it is.
+        """
+        before = self._offers()
+        self.engine.arm(0, "queried", "delay", seconds=_HELD_S)
+
+        def wait(limit_s: float) -> bool:
+            end_s = time.monotonic() + limit_s
+            while self._offers() == before:
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(_LOOK_S)
+            return True
+
+        return wait
+
+    def _offers(self) -> int:
+        return self.engine.stats(0).passes.get("queried", 0)
 
     def die_before_saving(self, prompt: list[int], rank: int) -> None:
         """Asks, and ends the job by ``kill -9`` of a rank that has computed and not begun to save.

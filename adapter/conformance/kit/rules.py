@@ -57,6 +57,11 @@ RULES: Final = (
         "what is offered stays loadable",
         checks_loads.loads_what_it_offered_without_its_server,
     ),
+    Rule(
+        "§9.3",
+        "what is offered stays loadable on every rank",
+        checks_ranks.loads_what_it_offered_on_every_rank,
+    ),
     Rule("§9.4", "writes only the load range", checks_loads.writes_only_what_was_offered),
     Rule("§9.5", "writes behind M", checks_loads.waits_for_forwards_queued_before),
     Rule("§9.6", "saves only what was computed", checks_saves.saves_only_what_was_computed),

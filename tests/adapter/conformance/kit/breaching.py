@@ -86,6 +86,7 @@ RANKS: Final = {
     "keeps degrees of parallelism apart": "Degree",
     "shares heads between ranks": "Dividing",
     "hits only what every rank holds": "Own",
+    "what is offered stays loadable on every rank": "Bound",
 }
 SUITE: Final = {
     "random schedules, one rank": "Flipping",
