@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from adapter.conformance.kit.checks_suite import chosen
+from adapter.conformance.kit.checks_suite import chosen, plays_alone
 from adapter.conformance.kit.verdict import Outcome
 from tests.adapter.conformance.kit.breaching import SUITE, Kit
 
@@ -39,7 +39,13 @@ def test_jobs_of_four_come_last() -> None:
 
 
 def test_an_engine_that_is_refused_is_told_and_others_take_its_place(kit: Kit) -> None:
-    found = kit.verdict(ONE_RANK, "Folder")
+    bench = kit.bench("Folder")
+    # One whose first engine has layer groups, which that connector does not take.
+    bench.seed = next(
+        seed for seed in range(1000) if chosen(("1",), False, seed)[0].layout == "v2_groups"
+    )
+    found = plays_alone(bench)
     assert found.outcome is Outcome.HELD
     assert "refused: " in found.evidence
+    assert "2 layer groups" in found.evidence
     assert "1 combinations, 1 schedules" in found.evidence
