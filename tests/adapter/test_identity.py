@@ -215,6 +215,8 @@ def changed(model: Path, what: str) -> bytes:
         engine = args(model, kv_cache_config=CacheConfig(dtype="fp8"))
     elif what == "weights":
         (model / "model.safetensors").write_bytes(b"v" * 1000)
+    elif what == "config":
+        (model / "config.json").write_text(json.dumps({**CONFIG, "rope_theta": 5.0}))
     elif what == "override":
         engine = args(model, speculative_config=SimpleNamespace(name="mtp"))
     elif what == "layers":
@@ -228,8 +230,16 @@ def changed(model: Path, what: str) -> bytes:
 
 def test_each_of_these_is_another_namespace(model: Path) -> None:  # B02
     whats = ("", "epoch", "dtype", "backend", "quantisation", "override", "layers", "chunk")
-    prints = [changed(model, what) for what in (*whats, "layout", "weights")]
+    prints = [changed(model, what) for what in (*whats, "layout", "weights", "config")]
     assert len(set(prints)) == len(prints)
+
+
+def test_another_version_of_the_host_is_another_namespace(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = changed(model, "")
+    monkeypatch.setattr("adapter.trtllm_api.host_version", lambda: "another one")
+    assert changed(model, "") != before
 
 
 def test_pools_that_are_not_shown_completely(model: Path) -> None:

@@ -162,6 +162,20 @@ def test_a_forgetful_server_loses_what_is_in_flight(server: Responder, saver: Sa
     assert not saver.hold(7, 107, 2, ALL)
 
 
+def test_a_living_request_is_saved_anew_on_the_next_server(
+    server: Responder, saver: Saver, short_dir: Path
+) -> None:
+    bind(saver, names(), alive={7: 2})
+    until(lambda: counted(saver, "open_saves") and server.bodies(Op.STORE))
+    bind(saver, alive={7: 2})
+    until(lambda: counted(saver, "chunks_saved") == 2)
+    server.stop()
+    with Responder(short_dir) as second:
+        until(lambda: second.bodies(Op.STORE), 10)  # without another word of the engine's
+        (store,) = second.bodies(Op.STORE)
+        assert (store.start, len(store.keys) // 16) == (0, 2)
+
+
 def test_held_pages_come_back_when_the_server_is_gone(server: Responder, saver: Saver) -> None:
     server.mute.add(Op.STORE)
     bind(saver, names(), alive={7: 0})
