@@ -58,3 +58,27 @@ def test_only_a_load_that_the_forward_needs_excuses_a_hook_that_takes_long(rule:
         until(lambda: host.hooks.num_calls("get_finished") > 0)
     rows = [row for row in host.hooks.as_rows() if row["hook"] == "start_load_kv"]
     assert rows[0]["with_load"] == (rule == "sync")
+
+
+def test_pages_are_spoiled_behind_the_metadata_and_before_the_loads() -> None:
+    seen: list[tuple[str, bool]] = []
+    with engine(num_blocks=3, overlap=False) as host:
+        worker = host.connector.worker
+
+        def look_in(name: str) -> None:
+            original = getattr(worker, name)
+
+            def call(*arguments: Any) -> None:
+                host.device.main.synchronize(WAIT_S)
+                seen.append((name, bool((host.pool == 0xFF).all())))
+                original(*arguments)
+
+            setattr(worker, name, call)
+
+        look_in("bind_connector_meta")
+        look_in("start_load_kv")
+        for seed in range(2):  # each takes the whole pool
+            host.submit(prompt(24, seed), 1).result(WAIT_S)
+    spoiled = {name: [is_so for called, is_so in seen if called == name] for name, _ in seen}
+    # A page that was freed keeps its bytes for as long as the contract lets somebody read it.
+    assert spoiled == {"bind_connector_meta": [True, False], "start_load_kv": [True, True]}
