@@ -91,6 +91,15 @@ def test_store_then_proof_then_commit(server: Responder, saver: Saver) -> None:
     assert (commit.store, commit.count) == (store.store, 2)
 
 
+def test_no_store_names_more_than_a_message_may(
+    server: Responder, saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.limits.MAX_BLOCKS_PER_MESSAGE", 1)
+    bind(saver, names(), alive={7: 2})
+    first = until(lambda: server.bodies(Op.STORE))[0]
+    assert (first.start, len(first.keys) // 16) == (0, 1)
+
+
 def test_held_pages_are_committed_and_given_back_once(server: Responder, saver: Saver) -> None:
     bind(saver, names(), alive={7: 0})
     assert saver.hold(7, 107, 2, ALL)

@@ -189,6 +189,19 @@ def test_a_load_of_an_unknown_extent_raises_and_touches_nothing(rig: EngineRig) 
     with pytest.raises(LoadError):
         rig.worker.start_load_kv(Stream())
     rig.check(prompt, pages, 0)
+    # Should the host survive it, what it computes on these pages must reach nobody.
+    assert "a load failed" in rig.scheduler._engine.uncached_because
+
+
+def test_before_a_pool_is_registered_ids_go_back_and_a_promise_is_an_error(tmp_path: Path) -> None:
+    rig = EngineRig(f"ipc://{tmp_path}/nobody", write_model(tmp_path / "m"))
+    assert rig.worker.get_finished([3], [4]) == ([3], [4])
+    rig.worker.bind_connector_meta(ConnectorMetadata(1))
+    rig.worker.start_load_kv(Stream())
+    rig.worker.bind_connector_meta(ConnectorMetadata(2, failure="the reason"))
+    with pytest.raises(LoadError, match="the reason"):
+        rig.worker.start_load_kv(Stream())
+    rig.close()
 
 
 def test_nonsense_pages_end_saving_but_not_the_engine(
