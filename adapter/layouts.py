@@ -200,10 +200,22 @@ def _buffer(buffer: Any, name: str) -> _Buffer:
 
 
 def _has_scales(group: _Group) -> bool:
-    """Whether each of its layers has a buffer for scales beside its elements."""
-    buffers = [buffer for strip in group.strips for buffer in strip.buffers]
-    scaled = {buffer.layer for buffer in buffers if _SCALE in buffer.role}
-    return scaled >= set(group.layers)
+    """Whether a buffer for scales goes with each layer's keys, and with its values if it has some.
+
+    Scales of keys alone do not tell where those of the values are.
+    """
+    roles: dict[int, set[str]] = {layer: set() for layer in group.layers}
+    for strip in group.strips:
+        for buffer in strip.buffers:
+            roles.setdefault(buffer.layer, set()).add(buffer.role)
+    return all(_KEY in found and _are_scaled(found) for found in roles.values())
+
+
+def _are_scaled(roles: Iterable[str]) -> bool:
+    scales = [role for role in roles if _SCALE in role]
+    return all(
+        any(kind in scale for scale in scales) for kind in {_KEY, _VALUE}.intersection(roles)
+    )
 
 
 def _pools(groups: Sequence[_Group]) -> tuple[int, ...]:

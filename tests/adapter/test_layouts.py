@@ -127,18 +127,28 @@ def test_layers_have_their_keys_and_values(pool: SharedPool) -> None:
     assert memory.is_layered
 
 
-def test_scales_are_shown_if_each_layer_has_some(pool: SharedPool) -> None:
+def test_scales_are_shown_if_each_key_and_value_has_some(pool: SharedPool) -> None:
     layout = make(pool.address)
     window, (keys, values) = layout.groups[0].regions[0], layout.groups[1].regions
-    window.buffers = [*both(1), (1, "key_block_scale", 1)]
+    window.buffers = [*both(1), (1, "key_block_scale", 1), (1, "value_block_scale", 1)]
     assert not read_layout(layout)[0].has_scales
-    keys.buffers.append((0, "key_block_scale", 1))
-    assert not read_layout(layout)[0].has_scales
+    keys.buffers += [(0, "key_block_scale", 1), (2, "key_block_scale", 1)]
+    assert not read_layout(layout)[0].has_scales  # those of the values may be anywhere
     values.buffers.append((2, "value_block_scale", 1))
+    assert not read_layout(layout)[0].has_scales
+    values.buffers.append((0, "value_block_scale", 1))
     shape, memory = read_layout(layout)
     assert shape.has_scales
     assert shape.groups[0].page_bytes == 128  # whatever is in a page goes with it
     assert not memory.is_layered
+
+
+def test_a_latent_has_scales_of_its_keys_only(pool: SharedPool) -> None:
+    buffers = [(0, "key", 1), (0, "key_block_scale", 1)]
+    layout = Layout(16, [Group(0, [0], None, [Region(pool.address, 64, 64, buffers=buffers)])])
+    assert read_layout(layout)[0].has_scales
+    buffers.pop(0)  # scales of nothing that is shown
+    assert not read_layout(layout)[0].has_scales
 
 
 class Role(Enum):
