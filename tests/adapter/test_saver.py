@@ -216,6 +216,32 @@ def test_nothing_is_held_for_a_server_that_does_not_answer_or_is_not_there(
     nowhere.close(1)
 
 
+def test_what_is_announced_when_the_server_is_gone_already_is_given_back(
+    server: Responder, saver: Saver
+) -> None:
+    bind(saver, names(), alive={7: 2}, mark=FakeMark(is_done=False))
+    assert saver.hold(7, 107, 2, ALL)
+    assert counted(saver, "held_pages") == 2
+    server.stop()
+    until(lambda: saver._joined is None, 10)
+    saver.finished([107], FakeMark(is_done=False))
+    assert until(saver.take_saved, 10) == [107]
+    assert counted(saver, "held_pages") == 0
+
+
+def test_its_thread_outlives_what_it_did_not_expect(
+    server: Responder, saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(now_s: float) -> None:
+        monkeypatch.undo()
+        raise ValueError(now_s)
+
+    monkeypatch.setattr(saver._flow, "expire", fail)
+    bind(saver, names(), alive={7: 2})
+    until(lambda: server.bodies(Op.STORE))
+    assert saver._journal.counters()["saver_errors"] == 1
+
+
 def test_a_report_that_makes_no_sense_ends_all_saves(server: Responder, saver: Saver) -> None:
     server.mute.add(Op.STORE)
     bind(saver, names(), alive={7: 2})
