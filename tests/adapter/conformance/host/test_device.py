@@ -87,6 +87,16 @@ def test_a_partial_copy_is_ordered_against_x_alone(device: Device) -> None:
     gate.set()
 
 
+def test_main_does_not_wait_for_a_partial_copy(device: Device) -> None:
+    gate = threading.Event()
+    device.execution.enqueue(lambda: gate.wait(WAIT_S))
+    device.copy_page(0, 5)
+    device.main.synchronize(WAIT_S / 2)  # though the copy has not even begun
+    assert not device.execution.query()
+    gate.set()
+    device.execution.synchronize(WAIT_S)
+
+
 def test_warm_up_runs_the_callable_and_leaves_no_page_behind(device: Device) -> None:
     calls = []
     port = no_connector()
