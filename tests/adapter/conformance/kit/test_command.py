@@ -80,7 +80,7 @@ def test_a_server_by_command_is_stopped_and_killed(
     url = f"ipc://{tmp_path}/kvkeep.sock"
     launch = f"{sys.executable} -m server launch --endpoint {url} --l1-size 32MiB"
     arguments = ["--server-url", url, "--server-command", f"{launch} --arena-dir {tmp_path}"]
-    assert main(["conformance", "--rule", "9.3", "--rule", "10", "--json", *arguments]) == 0
+    assert main(["conformance", "--rule", "9.10", "--rule", "10", "--json", *arguments]) == 0
     rules = json.loads(capsys.readouterr().out)["rules"]
     assert [rule["outcome"] for rule in rules] == ["held", "held"]
 
