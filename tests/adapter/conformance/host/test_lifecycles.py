@@ -13,6 +13,10 @@ from adapter.conformance.host.errors import (
     ConnectorContractError,
     RequestCancelledError,
 )
+from adapter.conformance.host.llm_args import AggressiveConnectorConfig, LlmArgs
+from adapter.conformance.host.options import HostOptions
+from adapter.conformance.host.payload import PayloadModel
+from tests.adapter.conformance.host.connectors import cache_config, connector_config
 from tests.adapter.conformance.host.lifecycles import (
     WAIT_S,
     calls_of,
@@ -78,6 +82,31 @@ def test_the_newest_epoch_hands_the_offer_back_and_waits_for_the_load() -> None:
         assert host.stats().num_available_blocks == 32
     assert details_of(host, "cancel_load") == [(1, 0, 8)]
     assert "request_finished" not in names_of(host)
+
+
+def test_a_waiting_request_that_is_cancelled_gives_its_offer_back() -> None:
+    config = connector_config("Recording", "rule://async")
+    args = LlmArgs(
+        "model",
+        kv_cache_config=cache_config(8),
+        kv_connector_config=AggressiveConnectorConfig(
+            **vars(config), aggressive_prefix_budgeting=True
+        ),
+    )
+    options = HostOptions(epoch="E4", layout="v2")
+    with HostEngine(args, 3, model=PayloadModel(8, num_layers=2), options=options) as host:
+        first = parked(host)  # has all pages
+        second = host.submit(prompt(20, 1), 1)
+        until(lambda: len(details_of(host, "query")) > 1)
+        host.cancel(second)
+        with pytest.raises(RequestCancelledError):
+            second.result(WAIT_S)
+        assert (second.request_id, 0, 8) in details_of(host, "cancel_load")
+        assert second.request_id not in [number for number, _ in details_of(host, "alloc")]
+        host.cancel(first)
+        host.connector.worker.answers = [([], [first.request_id])]
+        with pytest.raises(RequestCancelledError):
+            first.result(WAIT_S)
 
 
 def test_at_shutdown_the_newest_epoch_waits_too() -> None:
