@@ -68,14 +68,22 @@ class Offer:
         return replace(self, slots=self.slots[: stop - self.first_chunk], end_tokens=end_tokens)
 
 
-def why_lost(request_id: int, num_tokens: int) -> str:
-    """What to say of tokens that the host counts as loaded while no offer of them stands.
+def why_lost(request_id: int, num_tokens: int | None, offer: Offer | None) -> str:
+    """What to say of tokens that the host counts as loaded while nobody will load them.
 
     Args:
         request_id: the host's id.
-        num_tokens: that it counts.
+        num_tokens: that it counts; None where it does not say.
+        offer: what stands offered to the request.
+
+    Returns:
+        Empty when the offer is for all of them.
     """
-    return f"request {request_id}: {num_tokens} tokens are counted as loaded, and no offer stands"
+    standing = 0 if offer is None else offer.num_tokens
+    if not num_tokens or num_tokens <= standing:
+        return ""
+    what = f"only {standing} are offered" if standing else "no offer stands"
+    return f"request {request_id}: {num_tokens} tokens are counted as loaded, and {what}"
 
 
 @dataclass(frozen=True)

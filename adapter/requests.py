@@ -201,6 +201,16 @@ class RequestTable:
         if kept < had:
             self.returns.releases.append((offer.lease, offer.first_chunk + kept, had - kept))
 
+    def take_up(self, state: RequestState, num_tokens: int | None) -> None:
+        """The host says how much of an offer it counts on (host contract §5, V2 rule).
+
+        Args:
+            state: with or without an offer.
+            num_tokens: from its start on; None where the host does not say.
+        """
+        if state.offer is not None and num_tokens is not None:
+            self.shorten(state, state.offer.start_tokens + int(num_tokens))
+
     def cancel(self, state: RequestState, start_tokens: int, end_tokens: int) -> None:
         """The host will not take up a range of an offer: gives it back (E4).
 

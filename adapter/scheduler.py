@@ -345,11 +345,12 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
         if running is None or table is None:
             return
         state, has_ended = table.find(int(request.request_id)), self._engine.running is None
+        offer = None if state is None else state.offer
         honoured = getattr(request, "py_num_connector_matched_tokens", None)
-        if honoured and (state is None or state.offer is None):
-            self._broken_promise = why_lost(request.request_id, honoured)
+        if lost := why_lost(request.request_id, honoured, offer):
+            self._broken_promise = lost
             return
-        if has_ended and (state is None or state.offer is None):
+        if has_ended and offer is None:
             return
         groups = groups_of(pages, running.geometry.num_groups)
         if groups is None:
@@ -366,25 +367,22 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             facts = facts_of(request, self._engine.settings.lora_digests, self._engine.instance)
             state = table.admit(facts, self._iteration, time.monotonic())
             state.matched_tokens = 0 if state.offer is None else state.offer.start_tokens
+            if lost := why_lost(request.request_id, honoured, state.offer):
+                self._broken_promise = lost  # it was asked about with other tokens
+                return
         if groups != state.pages:
             state.loading = None  # what was ordered for other pages says nothing of these
         state.pages, state.allocated = groups, True
         state.seen_iteration, state.seen_s = self._iteration, time.monotonic()
         if self._engine.has_layout:
-            self._honour(state, table, honoured)
+            table.take_up(state, honoured)
+            self._send_returns()
             return
         reason = why_misfit(state, running.geometry, table.is_drafting)
         if reason:
             if state.offer is not None:
                 self._broken_promise = reason
             self._engine.run_uncached(reason)
-
-    def _honour(self, state: RequestState, table: RequestTable, honoured: int | None) -> None:
-        """Cuts an offer back to what the host takes up of it (host contract §5, V2 rule)."""
-        if state.offer is None or honoured is None:
-            return
-        table.shorten(state, state.offer.start_tokens + int(honoured))
-        self._send_returns()
 
     def _finished(self, request: Any, pages: Sequence[Sequence[int]]) -> bool:
         running, table = self._running, self._table

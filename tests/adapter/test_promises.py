@@ -62,8 +62,14 @@ def test_a_chunk_that_the_prompt_does_not_fill_is_not_asked_for() -> None:
 
 
 def test_what_is_lost_is_named() -> None:
-    said = "request 7: 48 tokens are counted as loaded, and no offer stands"
-    assert why_lost(7, 48) == said
+    promised = offer(geometry(), 4, 12)
+    said = "request 7: 48 tokens are counted as loaded, and "
+    assert why_lost(7, 48, None) == said + "no offer stands"
+    assert why_lost(7, 48, promised) == said + "only 8 are offered"
+    assert why_lost(7, 9, promised)
+    for kept in (8, 4, 0, None):
+        assert why_lost(7, kept, promised) == ""
+    assert why_lost(7, None, None) == why_lost(7, 0, None) == ""
 
 
 def test_offer_counts_its_tokens() -> None:

@@ -116,6 +116,18 @@ def test_an_offer_that_was_not_allocated_is_given_back_at_the_report() -> None: 
     assert len(table.take_returns().releases) == 1
 
 
+def test_a_host_takes_up_what_it_counts_on() -> None:
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    table.take_up(state, 8)
+    for taken, left in ((None, 12), (12, 12), (5, 8), (0, None)):
+        if state.offer is None:
+            state.offer = offer(geometry(), 4, 16)
+        table.take_up(state, taken)
+        assert left == (state.offer.num_tokens if state.offer is not None else None)
+    assert len(table.take_returns().releases) == 2
+
+
 def test_where_the_host_keeps_offers_they_stand_until_it_declines_them() -> None:
     table = RequestTable(geometry(), keeps_offers=True)
     waiting, settled = (table.admit(facts(number, PROMPT), 1, 0.0) for number in (1, 2))

@@ -104,6 +104,26 @@ def test_tokens_that_nobody_promises_any_more_are_a_failed_load(rig: EngineRig) 
     assert "request 703: 12 tokens are counted as loaded" in metadata.failure
 
 
+def test_no_more_may_be_counted_on_than_is_left_of_an_offer(rig: EngineRig) -> None:
+    rig.run_saved(PROMPT)
+    request = FakeRequest(704, list(PROMPT))
+    assert rig.query(request) == 20
+    rig.scheduler.cancel_load(request, 8, 20)
+    settle(rig, request, 12)
+    metadata = rig.scheduler.build_connector_meta(Output())
+    assert "12 tokens are counted as loaded, and only 8 are offered" in metadata.failure
+
+
+def test_an_offer_is_for_the_prompt_that_was_asked_about(rig: EngineRig) -> None:
+    rig.run_saved(PROMPT)
+    request = FakeRequest(705, list(PROMPT))
+    assert rig.query(request) == 20
+    rig.iterate(Output())
+    settle(rig, FakeRequest(705, [*PROMPT[:-1], PROMPT[-1] + 1]), 20)
+    metadata = rig.scheduler.build_connector_meta(Output())
+    assert "20 tokens are counted as loaded, and no offer stands" in metadata.failure
+
+
 def test_offers_that_are_kept_are_few(rig: EngineRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adapter.requests.MAX_OPEN_OFFERS", 2)
     rig.run_saved(PROMPT)
