@@ -181,13 +181,13 @@ class UnrulyHost:
         metadata = pickle.loads(pickle.dumps(built))  # noqa: S301 - as the host does
         self.output = Output()
         saver = self.running.saver
+        saver.finished(self.pending, self.mark)  # at the end of the iteration before
+        self.pending.clear()
         if self.rng.random() < 0.1:
             saver.bound(self.last, self.mark)  # an iteration late, for the second time
         saver.bound(metadata, self.mark)
         if self.rng.random() < 0.8:
             saver.launched()
-        saver.finished(self.pending, self.mark)
-        self.pending.clear()
         saver.take_saved()
         self.has_failed |= bool(metadata.failure)
         for order in metadata.loads:
