@@ -202,6 +202,8 @@ def test_hooks_are_judged_by_the_clock_on_the_wall() -> None:
     told["test_it: sync, loads failed after an offer"] = Figure(1)
     assert "test_it: sync, loads failed after an offer" in missed(judge_hooks(told))
     assert figures["failed"] is told["failed"]
+    assert figures["times judged"].value == 2
+    assert missed(judge_hooks({"failed": told["failed"]})) == {"times judged"}
 
 
 def test_layers_that_hide_too_little() -> None:

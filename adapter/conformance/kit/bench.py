@@ -24,6 +24,7 @@ from adapter.conformance.host.weights import ModelConfig, write_model_dir
 from adapter.conformance.kit.observe import BY_GROUP, Log, observed, overridden
 from adapter.conformance.kit.ranked import Ranks, observing, ranks
 from adapter.conformance.kit.serverchild import Server
+from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker
 
 BLOCK: Final = 16
 SCHEDULES: Final = 4
@@ -231,14 +232,23 @@ class Bench:
         return has_own and hasattr(self._worker, "register_kv_cache_layout")
 
     def methods(self, scheduler: Sequence[str], worker: Sequence[str]) -> set[str]:
-        """Those of some methods that the classes have.
+        """Those of some methods that the classes have of their own, not from the host's base.
 
         Args:
             scheduler: to look for in the scheduler's class.
             worker: to look for in the worker's.
         """
-        found = {name for name in scheduler if hasattr(self._scheduler, name)}
-        return found | {name for name in worker if hasattr(self._worker, name)}
+        found = set[str]()
+        for part, base, names in (
+            (self._scheduler, KvCacheConnectorScheduler, scheduler),
+            (self._worker, KvCacheConnectorWorker, worker),
+        ):
+            found |= {
+                name
+                for name in names
+                if getattr(part, name, None) not in (None, getattr(base, name, None))
+            }
+        return found
 
     @contextmanager
     def engine(

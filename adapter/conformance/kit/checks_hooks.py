@@ -97,8 +97,10 @@ def raises_nothing_when_its_server_dies(bench: Bench) -> Verdict:
     with bench.engine() as seen:
         seen.store(prompt, 3)
         service.kill()
-        results = [seen.ask(prompt, 3) for _ in range(3)]
-        service.restart()
+        try:
+            results = [seen.ask(prompt, 3) for _ in range(3)]
+        finally:
+            service.restart()
         raised = [call for call in seen.log.of() if call.error is not None]
     if raised:
         return broken(f"{raised[0].hook} raised {raised[0].error!r}")

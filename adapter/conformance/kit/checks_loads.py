@@ -95,8 +95,10 @@ def loads_what_it_offered_without_its_server(bench: Bench) -> Verdict:
     with bench.engine(HostOptions(probe=probe)) as seen:
         seen.store(prompt)
         probe.once("queried", service.kill)
-        result = seen.ask(prompt, 3)
-        service.restart()
+        try:
+            result = seen.ask(prompt, 3)
+        finally:
+            service.restart()
         if "queried" not in probe.seen:
             return unseen(NO_LOAD)
     if not same(result, wanted):

@@ -18,13 +18,14 @@ from typing import Final
 from rich.console import Console
 
 from adapter.config import CONNECTOR_MODULE, SCHEDULER_CLASS, WORKER_CLASS
+from adapter.conformance.demo.processes import DemoError
 from adapter.conformance.host.weights import TINY, write_model_dir
 from adapter.conformance.kit.bench import SCHEDULES, Bench, Target
 from adapter.conformance.kit.report import Findings, document, show
 from adapter.conformance.kit.rules import RULES, Rule
 from adapter.conformance.kit.serverchild import Server, ServerError, await_server, commanded
 from adapter.conformance.kit.shim import compare_installed
-from adapter.conformance.kit.verdict import LASTING, Outcome, Verdict, broken
+from adapter.conformance.kit.verdict import LASTING, Outcome, Verdict, broken, unseen
 from adapter.conformance.schedules.service import serving
 from adapter.serverurl import EMBEDDED_URL, check_url
 from protocol.errors import ConfigError
@@ -33,12 +34,6 @@ EXIT_BROKEN: Final = 1
 EXIT_UNUSABLE: Final = 2
 _TRIES: Final = 3
 """Of a rule that was not observed: a busy machine may have a connector miss once."""
-_WHAT: Final = {
-    ImportError: "no such connector",
-    ModuleNotFoundError: "no such connector",
-    AttributeError: "no such connector",
-    ServerError: "no server",
-}
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
     Returns:
         0 when no rule was broken, 1 when one was, 2 when the connector cannot be
-        loaded, or its server not started.
+        loaded, whatever its import raises, or its server not started.
 
     Raises:
         SystemExit: 2, for options that are wrong; they are named on stderr.
@@ -58,6 +53,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.server_command is not None and options.server_url is None:
         parser.error("--server-command needs --server-url, where the server listens then")
+    command = _words(parser, options.server_command)
     if options.server_url is not None and options.module == CONNECTOR_MODULE:
         try:
             check_url(options.server_url, "--server-url")
@@ -68,12 +64,18 @@ def main(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvkeep-kit-")))
         try:
-            service, url = _server(options, stack)
+            service, url = _server(options, command, stack)
+        except (ServerError, DemoError) as error:
+            console.print(f"conformance: no server: {error}", markup=False)
+            return EXIT_UNUSABLE
+        try:
             target = Target(options.module, options.scheduler_class, options.worker_class, url)
             model = write_model_dir(folder / "model", TINY)
             bench = Bench(target, model, service, schedules=options.schedules, seed=seed)
-        except (ImportError, AttributeError, ServerError) as error:
-            console.print(f"conformance: {_WHAT[type(error)]}: {error}", markup=False)
+        except Exception as error:  # noqa: BLE001 - whatever a module raises while it is imported
+            is_absent = isinstance(error, (ImportError, AttributeError))
+            what = "no such connector" if is_absent else "the connector cannot be loaded"
+            console.print(f"conformance: {what}: {error!r}", markup=False)
             return EXIT_UNUSABLE
         findings = _run(bench, options.rule, console)
     shim = compare_installed()
@@ -85,14 +87,26 @@ def main(arguments: list[str]) -> int:
     return EXIT_BROKEN if result["broken"] else 0
 
 
+def _words(parser: argparse.ArgumentParser, command: str | None) -> list[str]:
+    if command is None:
+        return []
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        parser.error(f"--server-command: {error}")
+    if not words:
+        parser.error("--server-command is empty")
+    return words
+
+
 def _server(
-    options: argparse.Namespace, stack: contextlib.ExitStack
+    options: argparse.Namespace, command: list[str], stack: contextlib.ExitStack
 ) -> tuple[Server | None, str | None]:
     """The server that rules may stop and kill, or none, and where the connector's is."""
     url: str | None = options.server_url
     is_ours = options.module == CONNECTOR_MODULE
-    if options.server_command is not None:
-        return stack.enter_context(commanded(shlex.split(options.server_command), url or "")), url
+    if command:
+        return stack.enter_context(commanded(command, url or "")), url
     if url is None and is_ours:
         service = stack.enter_context(serving())
         return service, service.url
@@ -115,6 +129,8 @@ def _run(bench: Bench, sources: list[str] | None, console: Console) -> Findings:
 def check(rule: Rule, bench: Bench) -> Verdict:
     """One rule's verdict; an engine that dies or a check that cannot go on breaks the rule.
 
+    A server that does not come up again is not the connector's breach.
+
     Args:
         rule: from the table.
         bench: builds engines.
@@ -125,6 +141,8 @@ def check(rule: Rule, bench: Bench) -> Verdict:
             verdict, tries = rule.check(bench), tries + 1
         bench.was_in_vain = bench.was_in_vain or (tries == _TRIES and not bench.has_loaded)
         return verdict
+    except (ServerError, DemoError) as error:
+        return unseen(f"the server could not be started again: {error}"[:300])
     except Exception as error:  # noqa: BLE001 - whatever the connector makes of the engine
         return broken(f"the engine did not survive it: {error!r}"[:300])
 

@@ -21,6 +21,8 @@ _START_S: Final = 60.0
 _END_S: Final = 10.0
 _POLL_S: Final = 0.05
 _CONNECT_S: Final = 2.0
+_GONE_S: Final = 5.0
+"""Until what a killed server's processes held is closed."""
 
 
 class ServerError(Exception):
@@ -54,7 +56,8 @@ class CommandServer:
             url: where it listens then: a path of a unix socket, or host and port.
 
         Raises:
-            ServerError: it cannot be started, ended at once, or does not listen.
+            ServerError: it cannot be started, ended at once, or does not listen; or another
+                process listens there, which could not be stopped.
         """
         self._command = list(command)
         self._address = address_of(url)
@@ -79,10 +82,13 @@ class CommandServer:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
+        if self._process.returncode is not None:
+            return  # it was waited for: the number may be another's by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def _start(self) -> subprocess.Popen[bytes]:
+        _await_nobody(self._address)
         try:
             process = subprocess.Popen(
                 self._command,
@@ -93,15 +99,30 @@ class CommandServer:
         except OSError as error:
             raise ServerError(f"cannot start {self._command[0]!r}: {error}") from None
         end_s = time.monotonic() + _START_S
-        while not _listens(self._address):
-            if process.poll() is not None:
-                raise ServerError(f"{self._command[0]!r} ended with code {process.returncode}")
+        while not (is_there := _listens(self._address)) and process.poll() is None:
             if time.monotonic() > end_s:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(_END_S)
                 raise ServerError(f"nothing listens at {self._address} after {_START_S:.0f} s")
             time.sleep(_POLL_S)
+        if process.poll() is not None:
+            but = ", and left another process behind that listens" if is_there else ""
+            raise ServerError(
+                f"{self._command[0]!r} ended with code {process.returncode}{but}: it has to stay"
+            )
         return process
+
+
+def _await_nobody(address: str | tuple[str, int]) -> None:
+    """Sees that nobody else is taken for the server that is about to be started."""
+    end_s = time.monotonic() + _GONE_S
+    while _listens(address):
+        if time.monotonic() > end_s:
+            raise ServerError(
+                f"somebody listens at {address} already: end that one, or leave out "
+                "--server-command"
+            )
+        time.sleep(_POLL_S)
 
 
 def address_of(url: str) -> str | tuple[str, int]:
@@ -146,14 +167,25 @@ def await_server(url: str) -> None:
 
 
 def _listens(address: str | tuple[str, int]) -> bool:
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    try:
+        with _connected(address) as probe:
+            # A port that nobody listens at may be given to the very socket that looks.
+            return isinstance(address, str) or probe.getsockname() != probe.getpeername()
+    except OSError:
+        return False
+
+
+def _connected(address: str | tuple[str, int]) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, _CONNECT_S)
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
         probe.settimeout(_CONNECT_S)
-        try:
-            probe.connect(address)
-        except OSError:
-            return False
-    return True
+        probe.connect(address)
+    except OSError:
+        probe.close()
+        raise
+    return probe
 
 
 @contextmanager

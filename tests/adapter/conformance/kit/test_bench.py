@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.weights import LATENT
 from adapter.conformance.kit.bench import BLOCK, Bench, Probe, Target, same, text
+from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker
 from tests.adapter.conformance.kit import breakers
 from tests.adapter.conformance.kit.breaching import Kit
 
@@ -54,7 +55,7 @@ def test_another_model_lies_beside_the_benchs_own(kit: Kit) -> None:
     assert {path.parent for path in kit.model.parent.glob("*/config.json")} >= {kit.model}
 
 
-def test_what_classes_say_of_themselves(kit: Kit) -> None:
+def test_what_classes_say_of_themselves(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kit.bench("Sound").opted_into_attention_dp() == (True, True)
     assert kit.bench("Old").opted_into_attention_dp() == (False, True)
     assert kit.bench("Kvkeep").takes_layer_groups()
@@ -64,6 +65,12 @@ def test_what_classes_say_of_themselves(kit: Kit) -> None:
     assert kit.bench("Partial").methods(*names) == {
         *("reserve_prefix", "request_finished", "get_finished")
     }
+    # The base classes of a host that knows of them have all of them: that is nobody's own.
+    for base, name in ((KvCacheConnectorScheduler, names[0]), (KvCacheConnectorWorker, names[1])):
+        for method in name:
+            monkeypatch.setattr(base, method, lambda *_: None, raising=False)
+    assert kit.bench("Folder").methods(("reserve_prefix",), names[1][1:]) == set()
+    assert kit.bench("Partial").methods(("reserve_prefix",), names[1][1:]) == {"reserve_prefix"}
 
 
 def test_whose_server_it_is_decides_how_schedules_look_for_leaks(kit: Kit) -> None:

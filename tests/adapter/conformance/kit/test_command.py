@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from adapter.__main__ import main
 from adapter.conformance.kit.rules import RULES
 from adapter.conformance.kit.verdict import NO_ASYNC, NO_GROUPS, NO_SERVER
+from adapter.conformance.schedules import service
 from tests.adapter.conformance.kit import breakers, breakers_foreign, foreign
 
 pytestmark = pytest.mark.torch
@@ -101,10 +102,29 @@ def test_no_server_is_said_at_once(
     assert why in shown.replace("\n", " ")
 
 
+def test_no_room_for_a_server_is_no_broken_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "ARENA_BYTES", 1 << 60)
+    assert main(["conformance", "--rule", "12.17"]) == 2
+    assert "no server" in capsys.readouterr().out
+
+
+def test_a_module_that_cannot_be_imported_breaks_no_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "kit_half_written.py").write_text("def (:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["conformance", "--module", "kit_half_written"]) == 2
+    assert "cannot be loaded: SyntaxError" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--server-command", "x"], "--server-command needs --server-url"),
+        (["--server-url", "ipc:///a", "--server-command", "a 'b"], "No closing quotation"),
+        (["--server-url", "ipc:///a", "--server-command", " "], "--server-command is empty"),
         (["--schedules", "0"], "0 is not above 0"),
     ],
 )

@@ -13,6 +13,7 @@ from adapter.conformance.kit import rules
 from adapter.conformance.kit.bench import Bench
 from adapter.conformance.kit.command import check
 from adapter.conformance.kit.rules import RULES, Rule
+from adapter.conformance.kit.serverchild import ServerError
 from adapter.conformance.kit.verdict import NO_SERVER, Outcome, Verdict, broken, held, unseen
 from tests.adapter.conformance.kit import breaching
 from tests.adapter.conformance.kit.breaching import Kit
@@ -72,3 +73,17 @@ def test_an_engine_that_dies_breaks_the_rule_it_died_of(kit: Kit) -> None:
     verdict = check(Rule("§0", "none", dies), kit.bench("Sound"))  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.BROKEN
     assert "did not survive" in verdict.evidence
+
+
+def test_a_server_that_does_not_come_up_again_is_nobodys_breach(kit: Kit) -> None:
+    def restarts(bench: Bench) -> object:
+        raise ServerError("'it' ended with code 1")
+
+    verdict = check(Rule("§0", "none", restarts), kit.bench("Sound"))  # type: ignore[arg-type]
+    assert verdict == unseen("the server could not be started again: 'it' ended with code 1")
+
+
+def test_a_server_is_back_after_a_breach(kit: Kit) -> None:
+    rule = breaching.BY_TEXT["raises nothing when its server dies"]
+    assert check(rule, kit.bench("Loud")).outcome is Outcome.BROKEN
+    assert kit.service.child.process.poll() is None, "the rules that follow have no server"

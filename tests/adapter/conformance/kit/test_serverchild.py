@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from adapter.conformance.kit import serverchild
 from adapter.conformance.kit.serverchild import ServerError, address_of, commanded
 
 LISTEN = """
@@ -61,6 +62,52 @@ def test_a_server_that_does_not_come_up_is_named(
 ) -> None:
     with pytest.raises(ServerError, match=why), commanded(command, f"ipc://{tmp_path}/s"):
         pass
+
+
+def test_a_server_of_others_is_not_taken_for_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverchild, "_GONE_S", 0.1)
+    path, mark = tmp_path / "s", tmp_path / "began"
+    with socket.socket(socket.AF_UNIX) as others:
+        others.bind(str(path))
+        others.listen()
+        command = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')", str(mark)]
+        with pytest.raises(ServerError, match="somebody listens"), commanded(command, str(path)):
+            pass
+    assert not mark.exists()
+
+
+def test_a_command_that_leaves_its_server_to_itself_is_named(tmp_path: Path) -> None:
+    leaves = (
+        "import socket, sys, os, time\n"
+        "parent = os.getpid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "while os.getppid() == parent: time.sleep(0.01)\n"
+        "server = socket.socket(socket.AF_UNIX)\n"
+        "server.bind(sys.argv[1]); server.listen()\n"
+        "while os.path.exists(sys.argv[2]): time.sleep(0.02)\n"
+    )
+    runs = tmp_path / "runs"
+    runs.touch()
+    command = [sys.executable, "-c", leaves, str(tmp_path / "s"), str(runs)]
+    try:
+        with (
+            pytest.raises(ServerError, match=r"ended with code 0.*has to stay"),
+            commanded(command, str(tmp_path / "s")),
+        ):
+            pass
+    finally:
+        runs.unlink()
+
+
+def test_a_server_behind_a_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        serverchild.await_server(f"tcp://127.0.0.1:{port}")
+        serverchild.await_server(f"tcp://localhost:{port}")
+    with pytest.raises(ServerError, match="nothing listens"):
+        serverchild.await_server(f"tcp://127.0.0.1:{port}")
 
 
 def test_addresses() -> None:
