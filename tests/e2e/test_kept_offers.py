@@ -6,6 +6,7 @@ Pools are so small that requests wait with their offers while others run (host c
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,13 @@ def test_offers_of_waiting_requests_are_loaded_right_when_their_turn_comes(
     combination = Combination("E4", "plain", layout, mode, "1")
     seed = next(seed for seed in range(9) if variant_of(combination, seed) is AGGRESSIVE)
     setup, asks = setup_of(combination, seed=seed), long_prompts(4)
+    together = threading.Event()  # all of them are there before the first one is computed
+    together.set()
+
+    def probe(point: str, request_ids: tuple[int, ...]) -> None:
+        together.wait(WAIT_S)
+
+    setup = replace(setup, options=replace(setup.options, probe=probe))
     with opened(setup, tmp_path, None) as plain:
         right = [Reference(plain)(ask) for ask in asks]
     asks = [replace(ask, cache_salt=f"{layout} {mode}") for ask in asks]
@@ -68,8 +76,10 @@ def test_offers_of_waiting_requests_are_loaded_right_when_their_turn_comes(
         for ask in asks:
             subject.submit(ask).result(WAIT_S)
             subject.forget_reuse(WAIT_S)
+        together.clear()
         handles = [subject.submit(ask) for ask in (*asks, asks[0])]
         subject.cancel(handles.pop())
+        together.set()
         found = [handle.result(WAIT_S) for handle in handles]
         for ask, one, wanted in zip(asks, found, right, strict=True):
             check_equal(seed, ask, one, wanted)
