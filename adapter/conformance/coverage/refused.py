@@ -100,7 +100,7 @@ REFUSED: Final = (
     ),
     Case(
         "nvfp4_unseen",
-        "an NVFP4 KV cache on V2 whose layout does not name buffers for the scales of each layer",
+        "an NVFP4 KV cache on V2 whose layout does not name buffers for all scales of each layer",
         "an NVFP4 KV cache of which the layout does not show all scales",
         "§7, V2",
     ),
