@@ -64,10 +64,9 @@ def construct(llm_args: Any, *, has_scheduler: bool, adp: bool) -> tuple[Any, An
     module = importlib.import_module(config.connector_module)
     scheduler_class = getattr(module, config.connector_scheduler_class)
     worker_class = getattr(module, config.connector_worker_class)
-    if getattr(config, "aggressive_prefix_budgeting", False):
-        own = getattr(scheduler_class, "cancel_load", None)
-        if own in (None, getattr(KvCacheConnectorScheduler, "cancel_load", None)):
-            raise ValueError(f"{scheduler_class.__name__} does not override cancel_load")
+    is_aggressive = getattr(config, "aggressive_prefix_budgeting", False)
+    if is_aggressive and not takes_offers_back(scheduler_class):
+        raise ValueError(f"{scheduler_class.__name__} does not override cancel_load")
     for part in (scheduler_class, worker_class) if adp else ():
         if not getattr(part, "supports_attention_dp", False):
             raise ValueError(
@@ -77,6 +76,16 @@ def construct(llm_args: Any, *, has_scheduler: bool, adp: bool) -> tuple[Any, An
         worker = pool.submit(worker_class, llm_args)
         scheduler = pool.submit(scheduler_class, llm_args) if has_scheduler else None
         return scheduler.result() if scheduler is not None else None, worker.result()
+
+
+def takes_offers_back(scheduler_class: type) -> bool:
+    """Whether a connector's scheduler has a ``cancel_load`` of its own.
+
+    Args:
+        scheduler_class: The connector's.
+    """
+    own = getattr(scheduler_class, "cancel_load", None)
+    return own not in (None, getattr(KvCacheConnectorScheduler, "cancel_load", None))
 
 
 def check_prefix_loads(scheduler: Any, worker: Any) -> None:

@@ -6,6 +6,7 @@ caller's thread.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any, Final
 from adapter.config import ENV_BUDGET_MS, ENV_HELD_PERCENT, ENV_LOAD_MODE, make_kv_connector_config
 from adapter.conformance.coverage.dimensions import Combination
 from adapter.conformance.coverage.variants import variant_of
+from adapter.conformance.host.construction import takes_offers_back
 from adapter.conformance.host.engine import HostEngine
 from adapter.conformance.host.llm_args import (
     AggressiveConnectorConfig,
@@ -177,13 +179,14 @@ def opened(
         setup: how it is built.
         models: folder for model directories, shared by all setups.
         url: of the server of our own connector; None for none.
-        connector: another connector; with neither, it is the reference: no connector, no reuse, one
+        connector: another connector, played in the aggressive mode if it has ``cancel_load``; with
+            neither, it is the reference: no connector, no reuse, one
             request's worth of pages or more.
 
     Yields:
         The engine.
     """
-    chosen = connector or _connector(url, setup.options.aggressive)
+    chosen = _as_played(connector or _connector(url), setup)
     args = LlmArgs(
         model=str(_model_dir(models, setup.config)),
         kv_cache_config=setup.cache if chosen else _reference_cache(setup),
@@ -235,18 +238,26 @@ def _reference_options(setup: Setup) -> HostOptions:
     return HostOptions(epoch="E2", device="host")
 
 
-def _connector(url: str | None, aggressive: bool) -> KvCacheConnectorConfig | None:
+def _connector(url: str | None) -> KvCacheConnectorConfig | None:
     if url is None:
         return None
     made = make_kv_connector_config(url)
-    config = KvCacheConnectorConfig(
+    return KvCacheConnectorConfig(
         connector_module=made.connector_module,
         connector_scheduler_class=made.connector_scheduler_class,
         connector_worker_class=made.connector_worker_class,
         server_url=made.server_url,
     )
-    if not aggressive:
+
+
+def _as_played(
+    config: KvCacheConnectorConfig | None, setup: Setup
+) -> KvCacheConnectorConfig | None:
+    if config is None or not setup.options.aggressive:
         return config
+    module = importlib.import_module(str(config.connector_module))
+    if not takes_offers_back(getattr(module, str(config.connector_scheduler_class))):
+        return config  # no host would start with it in that mode: it is played in the usual one
     return AggressiveConnectorConfig(**vars(config), aggressive_prefix_budgeting=True)
 
 

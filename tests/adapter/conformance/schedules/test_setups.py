@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,17 +14,21 @@ pytest.importorskip("torch")
 from adapter.config import ENV_HELD_PERCENT, ENV_LOAD_MODE
 from adapter.conformance.coverage.combine import combinations, legal_combinations
 from adapter.conformance.coverage.dimensions import Combination
+from adapter.conformance.coverage.variants import AGGRESSIVE, variant_of
 from adapter.conformance.host.engine import HostEngine
-from adapter.conformance.host.llm_args import LlmArgs
+from adapter.conformance.host.llm_args import KvCacheConnectorConfig, LlmArgs
 from adapter.conformance.host.support import settle
 from adapter.conformance.host.weights import write_model_dir
 from adapter.conformance.schedules.draw import Ask
 from adapter.conformance.schedules.setups import opened, setup_of
 from adapter.conformance.schedules.subject import SoloSubject
+from tests.adapter.conformance.host import connectors
+from tests.adapter.conformance.kit import foreign
 
 pytestmark = pytest.mark.torch
 
 PLAIN = Combination("E3", "plain", "v2_window", "sync", "1")
+EARLY = Combination("E4", "plain", "v2_one", "sync", "1")
 LAYOUTS = [
     one
     for one in legal_combinations()
@@ -122,3 +127,28 @@ def test_an_engine_with_drafts_says_so_in_its_arguments(tmp_path: Path) -> None:
             assert isinstance(subject, SoloSubject)
             assert (subject.engine.llm_args.speculative_config is not None) is said
             assert bool(subject.engine.options.num_drafts) is said
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "is_played"), [(connectors, "Recording", True), (foreign, "Folder", False)]
+)
+def test_other_connectors_are_asked_early_if_they_take_offers_back(
+    module: ModuleType,
+    kind: str,
+    is_played: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"folder://{tmp_path}/of-{kind}"
+    monkeypatch.setitem(connectors.CALLS, url, [])
+    config = KvCacheConnectorConfig(
+        connector_module=module.__name__,
+        connector_scheduler_class=f"{kind}Scheduler",
+        connector_worker_class=f"{kind}Worker",
+        server_url=url,
+    )
+    seed = next(seed for seed in range(9) if variant_of(EARLY, seed) is AGGRESSIVE)
+    with opened(setup_of(EARLY, seed=seed), tmp_path, None, config) as subject:
+        assert isinstance(subject, SoloSubject)
+        assert subject.engine.options.aggressive is is_played
+        assert subject.submit(Ask((1, 2, 3), 2)).result(60).tokens
