@@ -144,6 +144,9 @@ def _take_new(
     state.seen_iteration, state.seen_s = iteration, now_s
     table.begin(state, pages)
     loaded = _take_offer(table, state, computed, draft)
+    if state.doubted:
+        state.doubted_from = matched + loaded
+        _settle_doubt(state, matched + loaded, scheduled, draft)
     if report.new_tokens != state.tokens and list(report.new_tokens) != state.tokens:
         stop = matched + loaded
         if (loaded or state.loading) and list(report.new_tokens[:stop]) != state.tokens[:stop]:
@@ -174,6 +177,20 @@ def _take_offer(
     # It is in the batch, so it cannot wait for its load, whatever it was told.
     state.offer = replace(offer, is_async=False)
     return offer.num_tokens if _order_load(table, state, draft) else 0
+
+
+def _settle_doubt(state: RequestState, computed: int, scheduled: int, draft: _Draft) -> None:
+    """Looks whether tokens that nobody loads are counted as computed, or are all computed."""
+    end = computed + scheduled
+    is_counted = computed > state.doubted_from or end + state.doubted == state.prompt_tokens
+    if is_counted:
+        draft.failures.append(
+            f"request {state.facts.request_id}: {state.doubted} tokens are counted as loaded, and "
+            "none were promised"
+        )
+    if is_counted or end >= state.prompt_tokens:
+        state.doubted = 0
+    state.doubted_from = end
 
 
 def _order_load(table: RequestTable, state: RequestState, draft: _Draft) -> bool:
@@ -210,6 +227,8 @@ def _take_cached(
                 known += more
         state.tokens += report.new_tokens
         computed, scheduled = int(report.computed_position), int(report.num_scheduled_tokens)
+        if state.doubted:
+            _settle_doubt(state, computed, scheduled, draft)
         if scheduled >= 2 and computed < state.prompt_tokens - 1:
             draft.may_fire = True
         _advance(table, state, computed if computed > 0 else 0, scheduled, draft)

@@ -211,6 +211,39 @@ class RequestTable:
         if state.offer is not None and num_tokens is not None:
             self.shorten(state, state.offer.start_tokens + int(num_tokens))
 
+    def answered(self, request_id: int, num_tokens: int) -> None:
+        """A query was answered: so much is promised from now on, and nothing else.
+
+        Args:
+            request_id: the host's id.
+            num_tokens: promised.
+        """
+        state = self._states.get(request_id)
+        if state is not None:
+            state.promised = num_tokens
+
+    def believe(self, request_id: int, num_tokens: int | None) -> tuple[int | None, int]:
+        """What to make of the tokens that the host's request counts as loaded, at an allocation.
+
+        The host writes the number into an object that may live longer than one allocation. Where
+        nothing was promised for this one it may be an earlier one's; only a report tells.
+
+        Args:
+            request_id: the host's id.
+            num_tokens: as the host says; None where it does not.
+
+        Returns:
+            Tokens that are counted on, None for whatever is offered; and tokens that are doubted.
+        """
+        state = self._states.get(request_id)
+        if state is None:
+            promised = self._overdue.get(request_id, 0)
+        else:
+            promised = 0 if state.reported or state.finished else state.promised
+        if promised or not num_tokens:
+            return num_tokens, 0
+        return 0, int(num_tokens)
+
     def cancel(self, state: RequestState, start_tokens: int, end_tokens: int) -> None:
         """The host will not take up a range of an offer: gives it back (E4).
 

@@ -51,6 +51,10 @@ class RequestState:
         num_left: by layer group, leading blocks that left its sliding window.
         matched_tokens: the device match at the last query; 0 without one.
         offer: promised, not loaded yet.
+        promised: tokens that the last query was answered with.
+        doubted: tokens that the host's request counts as loaded though its query was answered with
+            none: left over from its earlier life, unless a report shows that they are counted.
+        doubted_from: the position that the next report may not be beyond while they are doubted.
         loading: tokens from and to which an asynchronous load was ordered.
         asked: a LOOKUP was sent under its key.
         allocated: the host gave it pages after the last query.
@@ -71,6 +75,9 @@ class RequestState:
     num_left: dict[int, int] = field(default_factory=dict)
     matched_tokens: int = 0
     offer: Offer | None = None
+    promised: int = 0
+    doubted: int = 0
+    doubted_from: int = 0
     loading: tuple[int, int] | None = None
     asked: bool = False
     allocated: bool = False

@@ -335,6 +335,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
                 f" ({why})" if why else "",
                 extra=extra(About("query", host_request=int(request.request_id))),
             )
+        if self._table is not None:
+            self._table.answered(int(request.request_id), num_tokens)
         self._engine.journal.count("queries")
         self._engine.journal.count("tokens_offered", num_tokens)
         return num_tokens
@@ -346,7 +348,8 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
             return
         state, has_ended = table.find(int(request.request_id)), self._engine.running is None
         offer = None if state is None else state.offer
-        honoured = getattr(request, "py_num_connector_matched_tokens", None)
+        counted = getattr(request, "py_num_connector_matched_tokens", None)
+        honoured, doubted = table.believe(int(request.request_id), counted)
         if lost := why_lost(request.request_id, honoured, offer):
             self._broken_promise = lost
             return
@@ -372,14 +375,13 @@ class KvkeepConnectorScheduler(KvCacheConnectorScheduler):
                 return
         if groups != state.pages:
             state.loading = None  # what was ordered for other pages says nothing of these
-        state.pages, state.allocated = groups, True
+        state.pages, state.allocated, state.doubted = groups, True, doubted
         state.seen_iteration, state.seen_s = self._iteration, time.monotonic()
         if self._engine.has_layout:
             table.take_up(state, honoured)
             self._send_returns()
             return
-        reason = why_misfit(state, running.geometry, table.is_drafting)
-        if reason:
+        if reason := why_misfit(state, running.geometry, table.is_drafting):
             if state.offer is not None:
                 self._broken_promise = reason
             self._engine.run_uncached(reason)

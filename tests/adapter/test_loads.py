@@ -176,6 +176,27 @@ def test_a_stream_that_takes_no_mark_fails_the_load(rig: Rig) -> None:
     check_untouched(rig.memory)
 
 
+class ForwardAhead:
+    """A mark behind a forward that is still under way, and writes into the pages at its end."""
+
+    def __init__(self, memory: GroupPages, num_looks: int = 3) -> None:
+        self._memory, self._left = memory, num_looks
+
+    def query(self) -> bool:
+        self._left -= 1
+        if self._left == 0:
+            self._memory.parts[0].host[:] = 7
+        return self._left <= 0
+
+
+def test_pages_are_filled_behind_the_work_that_still_uses_them(rig: Rig) -> None:
+    ahead = rig.gate = ForwardAhead(rig.memory)  # host contract rule 5
+    rig.begin(order("a", (1, 1), 5))
+    while not ahead.query():  # what is left of the forward, should nobody have waited for it
+        pass
+    assert rig.is_filled(5, (1, 1))
+
+
 def test_without_orders_the_stream_is_not_asked(rig: Rig) -> None:
     rig.loads.begin(ConnectorMetadata(1), rig.leases, MarkedStream(error=RuntimeError("asked")))
 

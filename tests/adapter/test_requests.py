@@ -128,6 +128,26 @@ def test_a_host_takes_up_what_it_counts_on() -> None:
     assert len(table.take_returns().releases) == 2
 
 
+def test_a_number_of_tokens_is_believed_as_far_as_some_were_promised() -> None:
+    table = RequestTable(geometry())
+    state = table.admit(facts(1, PROMPT), 1, 0.0)
+    said = [table.believe(1, 8)]
+    for promised in (8, 0):
+        table.answered(1, promised)
+        said += [table.believe(1, 8), table.believe(1, 0), table.believe(1, None)]
+    table.answered(1, 8)
+    table.begin(state, [[]])
+    said.append(table.believe(1, 8))  # promised to a life that is under way
+    assert said == [(0, 8), (8, 0), (0, 0), (None, 0), (0, 8), (0, 0), (None, 0), (0, 8)]
+    table.answered(2, 8)
+    assert table.believe(2, 8) == (0, 8)  # never heard of
+    waiting = table.admit(facts(3, PROMPT), 1, 0.0)
+    waiting.offer, waiting.allocated = offer(geometry(), 0, 8), True
+    table.expire(1 + 10 * EXPIRE_ITERATIONS, 10 * EXPIRE_S)
+    assert table.find(3) is None
+    assert table.believe(3, 8) == (8, 0)  # given up, but promised
+
+
 def test_where_the_host_keeps_offers_they_stand_until_it_declines_them() -> None:
     table = RequestTable(geometry(), keeps_offers=True)
     waiting, settled = (table.admit(facts(number, PROMPT), 1, 0.0) for number in (1, 2))

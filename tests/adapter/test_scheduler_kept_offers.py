@@ -96,24 +96,33 @@ def test_what_a_waiting_request_does_not_take_up_is_given_back(rig: EngineRig) -
 
 
 def test_tokens_that_nobody_promises_any_more_are_a_failed_load(rig: EngineRig) -> None:
+    rig.run_saved(PROMPT)
     request = FakeRequest(703, list(PROMPT))
-    rig.query(request)
+    assert rig.query(request) == 20
     rig.iterate(Output())
+    if keeps(rig):
+        rig.scheduler.cancel_load(request, 0, 20)
     settle(rig, request, 12)
     metadata = rig.scheduler.build_connector_meta(Output())
     assert "request 703: 12 tokens are counted as loaded" in metadata.failure
 
 
-def test_pages_matched_on_the_device_are_not_new_to_an_offer_that_waited(rig: EngineRig) -> None:
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_what_an_earlier_life_counted_on_is_not_taken_for_a_lost_promise(
+    rig: EngineRig, is_cached: bool
+) -> None:
+    """Replayed under its id, and answered with nothing: the host's request still has the number."""
     rig.run_saved(PROMPT)
-    if not keeps(rig):
-        return
     request = FakeRequest(706, list(PROMPT))
-    assert rig.scheduler.get_num_new_matched_tokens(request, 8) == (12, False)
-    rig.iterate(Output())
-    pages = settle(rig, request, 12)
-    metadata = rig.scheduler.build_connector_meta(Output())  # not in the batch yet
-    assert [new.tolist() for new in metadata.new_pages] == [pages[2:]]
+    assert rig.query(request) == 20
+    pages = settle(rig, request, 20)
+    rig.iterate(Output([Report(706, list(PROMPT), pages, 0, 2)]))
+    if not is_cached:
+        rig.scheduler._engine.run_uncached("of this test")
+    assert rig.query(request, 20) == 0
+    pages = settle(rig, request, 20)
+    rig.iterate(Output([Report(706, list(PROMPT), pages, 20, 2)]))  # raises what was lost
+    rig.iterate(Output([], [Report(706, [], [], 21, 1)]))
 
 
 def test_no_more_may_be_counted_on_than_is_left_of_an_offer(rig: EngineRig) -> None:
