@@ -1,4 +1,4 @@
-"""Whatever the seed, a run over all combinations plays every variant."""
+"""A run over all combinations plays every variant, of few combinations in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from adapter.conformance.host.options import HostOptions
 @pytest.mark.parametrize("seed", [0, 1, 7, 1 << 30])
 def test_a_run_over_all_combinations_plays_each_variant(seed: int) -> None:
     played = {variant_of(one, seed).name for one in combinations()}
-    few = {"direct preemption", "aggressive, direct preemption"}  # of three combinations
+    few = {
+        "direct preemption",
+        "aggressive, direct preemption",
+    }  # of fewer combinations than variants
     assert {variant.name for variant in VARIANTS} - few <= played
     turns = {variant_of(one, seed + turn).name for one in combinations() for turn in range(4)}
     assert turns == {variant.name for variant in VARIANTS}
