@@ -32,6 +32,8 @@ from protocol.namespace import LayerGroup, Namespace
 
 _PACKED_DTYPES: Final = re.compile(r"u?int[1-8]|bits\d.*|float4.*")
 """Element types of which one may stand for several values, or holds several for certain."""
+_FOUR_BITS: Final = re.compile(r"fp4|float4", re.IGNORECASE)
+"""Names of element types that need scales beside them."""
 
 #: Arguments that change KV bytes or say how weights came to be, beyond those with a field.
 _OVERRIDE_ARGS: Final = (
@@ -82,7 +84,9 @@ def derive(
         ConfigError: CHUNK_SIZE_INVALID, naming valid sizes.
     """
     refuse_unsupported(llm_args, is_v2=bool(shape.tokens_per_block))
-    if is_nvfp4(llm_args) and not shape.has_scales:
+    # A model's own files may ask for four bits where the arguments say "auto".
+    is_packed = shape.tokens_per_block and _FOUR_BITS.search(shape.dtype)
+    if (is_packed or is_nvfp4(llm_args)) and not shape.has_scales:
         raise UncachedError("an NVFP4 KV cache of which the layout does not show all scales")
     num_ranks, rank = attention_ranks(llm_args), rank_of(llm_args, process_rank)
     if not 0 <= rank < num_ranks <= limits.MAX_READERS:

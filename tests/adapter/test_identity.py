@@ -277,6 +277,10 @@ def test_four_bits_are_cached_where_their_scales_are_shown(model: Path) -> None:
         derive(engine, SHAPE, SETTINGS, {})
     with pytest.raises(UncachedError, match="does not show all scales"):
         derive(engine, LAYOUT, SETTINGS, {})
+    for dtype in ("float4_e2m1fn_x2", "NVFP4"):  # the model's files say so, the arguments do not
+        with pytest.raises(UncachedError, match="does not show all scales"):
+            derive(args(model), replace(LAYOUT, dtype=dtype), SETTINGS, {})
+        derive(args(model), replace(LAYOUT, dtype=dtype, has_scales=True), SETTINGS, {})
     shown = replace(LAYOUT, has_scales=True)
     assert derive(engine, shown, SETTINGS, {})[0].quantization.startswith("nvfp4")
 
