@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
@@ -59,7 +60,7 @@ class ShimReport:
 def compare_installed(
     load: Callable[[str], ModuleType] = importlib.import_module,
 ) -> ShimReport:
-    """Looks for a host and compares with it.
+    """Looks for a host and compares with it, as far as it can be.
 
     Args:
         load: imports a module by its dotted name.
@@ -67,8 +68,14 @@ def compare_installed(
     host, reason = find_host_module(load)
     if host is None:
         return ShimReport("", reason, ())
-    epoch = resembled(host)
-    return ShimReport(host.__name__, "", (*compare(host), *around(load, epoch[:2])), epoch)
+    epoch, told = "nothing known", list[str]()
+    try:
+        epoch = resembled(host)
+        for line in itertools.chain(compare(host), around(load, epoch[:2])):
+            told.append(line)
+    except Exception as error:  # noqa: BLE001 - what rules found is told whatever a host is like
+        told.append(f"not compared any further: {error!r}")
+    return ShimReport(host.__name__, "", tuple(told), epoch)
 
 
 def resembled(host: ModuleType) -> str:

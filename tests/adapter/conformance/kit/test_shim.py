@@ -63,6 +63,21 @@ def test_a_missing_class_and_an_unknown_place_are_named() -> None:
     assert "SchedulerOutput: not there" in found
 
 
+def test_a_host_that_cannot_be_looked_at_costs_no_findings() -> None:
+    load, args = planted("E3"), "tensorrt_llm.llmapi.llm_args"
+    odd = ModuleType("odd")
+    vars(odd)["CONNECTOR_REGISTRY"] = 7  # is no table
+
+    def found(name: str) -> ModuleType:
+        if name == args:
+            raise RuntimeError("no driver")
+        return odd if name.endswith(".registry") else load(name)
+
+    told = compare_installed(found).differences
+    assert "KvCacheConnectorConfig: not there" in told
+    assert told[-1].startswith("not compared any further: TypeError")
+
+
 def test_without_a_host_it_says_why() -> None:
     report = compare_installed()
     assert bool(report.module) is host_is_installed()
