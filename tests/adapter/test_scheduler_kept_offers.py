@@ -125,6 +125,18 @@ def test_what_an_earlier_life_counted_on_is_not_taken_for_a_lost_promise(
     rig.iterate(Output([], [Report(706, [], [], 21, 1)]))
 
 
+def test_pages_matched_on_the_device_are_not_new_to_an_offer_that_waited(rig: EngineRig) -> None:
+    rig.run_saved(PROMPT)
+    if not keeps(rig):
+        return
+    request = FakeRequest(707, list(PROMPT))
+    assert rig.scheduler.get_num_new_matched_tokens(request, 8) == (12, False)
+    rig.iterate(Output())
+    pages = settle(rig, request, 12)
+    metadata = rig.scheduler.build_connector_meta(Output())  # not in the batch yet
+    assert [new.tolist() for new in metadata.new_pages] == [pages[2:]]
+
+
 def test_no_more_may_be_counted_on_than_is_left_of_an_offer(rig: EngineRig) -> None:
     rig.run_saved(PROMPT)
     request = FakeRequest(704, list(PROMPT))
