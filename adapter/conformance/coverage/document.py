@@ -126,8 +126,8 @@ def _list() -> Iterator[str]:
 def _variants() -> Iterator[str]:
     yield "## Variants\n"
     yield "Hosts of one combination differ further. As which variant it is played is drawn by the"
-    yield "seed, as its schedules are; in every run each is played by some combination, but that few"
-    yield "combinations are replayed in `E4`: their variants take turns from seed to seed.\n"
+    yield "seed, as its schedules are; in every run each is played by some combination, but that"
+    yield "few combinations are replayed in `E4`: their variants take turns from seed to seed.\n"
     yield "| variant | | contract |\n| --- | --- | --- |"
     yield from (f"| {one.name} | {one.meaning} | {one.source} |" for one in VARIANTS)
     yield ""

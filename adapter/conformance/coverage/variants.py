@@ -2,7 +2,8 @@
 
 Each combination has a few variants; which one a run plays turns with its seed and with the
 combination's place among those that have the same ones, so that a run over all combinations plays
-each variant, whatever its seed; those of E4's few replayed combinations turn with it. Must not know: how engines are built. Plain data; any thread.
+each variant, whatever its seed; those of E4's few replayed combinations turn with it. Must not
+know: how engines are built. Plain data; any thread.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def loads_what_it_offered_on_every_rank(bench: Bench) -> Verdict:
         was_offered = is_offered(WAIT_S / 4)
         service.kill()
         try:
+            engine.let_go()
             result = handle.result(WAIT_S)
         finally:
             service.restart()

@@ -33,7 +33,8 @@ _TARGET: Final = "TRTLLM_CONFORMANCE_TARGET"
 _OBSERVED: Final = f"{__name__}_observed"
 _TORN_S: Final = 0.5
 """Between one rank's part of an iteration and the death of the other."""
-_HELD_S: Final = 1.0
+_HELD_S: Final = 30.0
+"""Until the leader goes on behind an offer, should nobody let it."""
 _LOOK_S: Final = 0.01
 _WAIT_S: Final = 60.0
 _WARM_S: Final = 15.0
@@ -114,7 +115,7 @@ class Ranks:
         return [call for call in calls if not hooks or call.hook in hooks]
 
     def hold_offer(self) -> Callable[[float], bool]:
-        """Has the leader pause for a while behind the next offer, before anything is loaded.
+        """Has the leader pause behind the next offer, before anything is loaded; see ``let_go``.
 
         Returns:
             Waits, for so many seconds at most, until the leader is there; whether it is.
@@ -131,6 +132,10 @@ class Ranks:
             return True
 
         return wait
+
+    def let_go(self) -> None:
+        """Has the leader go on, and pause no more."""
+        self.engine.disarm(0)
 
     def _offers(self) -> int:
         return self.engine.stats(0).passes.get("queried", 0)

@@ -101,7 +101,7 @@ class _RankedEngine:
         _within(self.job.ask(rank, "arm", trap=trap), _ANSWER_S)
 
     def disarm(self, rank: int) -> None:
-        """Take back what is armed in a rank and has not happened."""
+        """Take back what is armed in a rank and has not happened; delays under way end."""
         _within(self.job.ask(rank, "disarm"), _ANSWER_S)
 
     def delay(self, rank: int, seconds: float, point: str = "bound", *, times: int = 1) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +28,8 @@ class Trap:
 
     Attributes:
         point: Name of the point.
-        deed: ``delay`` sleeps, ``die`` is kill -9, ``stop`` is SIGSTOP, ``fail`` raises.
+        deed: ``delay`` sleeps, until it is disarmed at most; ``die`` is kill -9, ``stop`` is
+            SIGSTOP, ``fail`` raises.
         seconds: Of a delay.
         skip: Passes that are let through before.
         times: Passes it acts on.
@@ -50,16 +50,19 @@ class Injector:
         self._lock = threading.Lock()
         self._traps: list[Trap] = []
         self._passes: dict[str, int] = {}
+        self._disarmed = threading.Event()
 
     def arm(self, trap: Trap) -> None:
         """Make something happen from now on."""
         with self._lock:
             self._traps.append(trap)
+            self._disarmed.clear()
 
     def disarm(self) -> None:
-        """Take back everything that has not happened."""
+        """Take back everything that has not happened, and end the delays under way."""
         with self._lock:
             self._traps.clear()
+            self._disarmed.set()
 
     def passes(self) -> dict[str, int]:
         """How often each point was passed."""
@@ -81,7 +84,7 @@ class Injector:
         """
         for trap in self._due(point):
             if trap.deed == "delay":
-                time.sleep(trap.seconds)
+                self._disarmed.wait(trap.seconds)
             elif trap.deed == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif trap.deed == "stop":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -33,6 +34,18 @@ def test_delays_and_what_is_taken_back() -> None:
     injector.arm(Trap("launched", "fail"))
     injector.disarm()
     injector.reach("launched")
+
+
+def test_a_delay_ends_when_it_is_taken_back() -> None:
+    injector = Injector()
+    injector.arm(Trap("queried", "delay", seconds=600.0))
+    late = threading.Thread(target=injector.reach, args=("queried",), daemon=True)
+    late.start()
+    while not injector.passes():
+        time.sleep(0.001)
+    injector.disarm()
+    late.join(60.0)
+    assert not late.is_alive()
 
 
 @pytest.mark.parametrize(("deed", "number"), [("die", 9), ("stop", 19)])
