@@ -121,7 +121,7 @@ def test_a_host_takes_up_what_it_counts_on() -> None:
     state = table.admit(facts(1, PROMPT), 1, 0.0)
     table.take_up(state, 8)
     for taken, left in ((None, 12), (12, 12), (5, 8), (0, None)):
-        if state.offer is None:
+        if standing(state) is None:
             state.offer = offer(geometry(), 4, 16)
         table.take_up(state, taken)
         assert left == (state.offer.num_tokens if state.offer is not None else None)
