@@ -81,6 +81,37 @@ def test_b09_held_until_the_copy_ended(
     second.close()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_b09_finished_while_it_is_copied(
+    own_server: ServerProcess,
+    copying: Callable[[], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    """All of it was sent, and nothing is left to be sent: the copy itself keeps the pages."""
+    model = write_model(tmp_path / "m")
+    rig = make_rig(way, own_server.url, model, monkeypatch)
+    rig.run_saved(tokens(9, seed=1))
+    prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=6)
+    with stopped_copier(own_server):
+        request, _, pages = rig.begin(prompt)
+        report = Report(request.request_id, prompt, pages, 0, len(prompt))
+        rig.iterate(Output([report]), forward=lambda: rig.fill(prompt, pages, 0))
+        rig.iterate(Output([], [Report(request.request_id, [], [], len(prompt) - 1, 1)]))
+        assert wait_until(copying)
+        request.tokens.append(1)
+        assert rig.scheduler.request_finished(request, pages) is True
+        rig.collect((request.request_id,))
+        nothing_is_given_back(rig, request.request_id)
+    rig.settle(request.request_id)
+    rig.pages[pages] = 0xEE
+    rig.close()
+    second = make_rig(way, own_server.url, model, monkeypatch)
+    assert second.run(prompt).offered == NUM_BLOCKS * SIZE
+    second.close()
+
+
 class HeldStream(Stream):
     def __init__(self) -> None:
         self.is_done = False

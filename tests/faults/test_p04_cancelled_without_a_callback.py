@@ -84,6 +84,39 @@ def test_p04_refilled_while_the_copy_runs(
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_p04_still_reported_when_its_pages_are_anothers(
+    own_server: ServerProcess,
+    copying: Callable[[], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    """Cancelled under overlap: a batch that was scheduled before still counts it as alive."""
+    model = write_model(tmp_path / "m")
+    rig = make_rig(way, own_server.url, model, monkeypatch)
+    rig.run_saved(tokens(9, seed=1))
+    prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=6)
+    pages = rig.hand_out(NUM_BLOCKS + 1)
+    with stopped_copier(own_server):
+        request = begin(rig, prompt, pages)
+        decode(rig, request, prompt)
+        assert wait_until(copying)
+        begin(rig, tokens(len(pages[5:]) * SIZE, seed=7), pages[5:])
+    assert wait_until(lambda: not copying())
+
+    def is_closed() -> bool:
+        decode(rig, request, prompt)
+        counts = rig.worker.counters()
+        return counts.get("saves_withdrawn", 0) > 0 or counts["chunks_saved"] > 2
+
+    assert wait_until(is_closed), rig.worker.counters()
+    rig.close()
+    second = make_rig(way, own_server.url, model, monkeypatch)
+    assert second.run(prompt).offered == 5 * SIZE  # what nobody else was given, bytes checked
+    second.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_p04_cancelled_before_anything_was_copied(
     own_server: ServerProcess,
     tmp_path: Path,

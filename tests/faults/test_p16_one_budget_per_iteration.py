@@ -37,6 +37,7 @@ def test_p16_a_stopped_server_costs_one_budget_an_iteration(
     rig = EngineRig(own_server.url, write_model(tmp_path / "m")).register()
     try:
         assert wait_until(lambda: ask_all(rig, 0)[0] < 1.0)
+        rig.run_hit(tokens(21, seed=1), 20)
         os.kill(own_server.pid, signal.SIGSTOP)
         taken_s = []
         for iteration in range(6):
@@ -47,6 +48,9 @@ def test_p16_a_stopped_server_costs_one_budget_an_iteration(
         assert min(taken_s) < budget_ms / 1000 + 0.05
         assert max(taken_s) < 4 * budget_ms / 1000 + 0.3
         assert sum(taken_s) < 6 * (budget_ms / 1000 + 0.1)
+        # And each iteration has a budget of its own: what one has spent ends with it.
+        os.kill(own_server.pid, signal.SIGCONT)
+        assert wait_until(lambda: rig.run_saved(tokens(21, seed=1)).offered == 20)
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
         rig.close()

@@ -106,6 +106,36 @@ def test_p20_p04_pages_handed_out_again_during_the_copy(
     second.close()
 
 
+@pytest.mark.usefixtures("small_cap")
+@pytest.mark.parametrize("first_recycled", [0, 7])
+def test_p20_pages_handed_out_again_whatever_the_reports_say(
+    own_server: ServerProcess,
+    copying: Callable[[], bool],
+    tmp_path: Path,
+    first_recycled: int,
+) -> None:
+    """A report counts the request as alive after the copy: its pages are another's all the same."""
+    rig = EngineRig(own_server.url, write_model(tmp_path / "m")).register()
+    rig.run_saved(tokens(9, seed=1))
+    prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=2)
+    with stopped_copier(own_server):
+        running = Running(rig, prompt)
+        assert wait_until(copying)
+        recycle(rig, running.pages[first_recycled:NUM_BLOCKS], seed=3)
+    assert wait_until(lambda: not copying())
+
+    def is_closed() -> bool:
+        running.report_alive()
+        counts = rig.worker.counters()
+        return counts.get("saves_withdrawn", 0) > 0 or counts["chunks_saved"] > 2
+
+    assert wait_until(is_closed), rig.worker.counters()
+    rig.close()
+    second = EngineRig(own_server.url, write_model(tmp_path / "m")).register()
+    assert second.run(prompt).offered == first_recycled * SIZE  # and each page is the original
+    second.close()
+
+
 def settled(rig: EngineRig) -> bool:
     """Whether the copied STORE was withdrawn or committed; iterations go on meanwhile."""
     rig.iterate(Output())
