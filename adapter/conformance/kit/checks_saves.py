@@ -129,6 +129,8 @@ def outlives_an_idle_executor(bench: Bench) -> Verdict:
         return broken("logits differ after the executor was idle")
     if lost:
         return broken(f"{lost} pages are lost")
+    if not kept:
+        return unseen(NO_KEEPING)
     if not results[0].num_loaded_tokens:
         return unseen(NO_LOAD)
     return held(

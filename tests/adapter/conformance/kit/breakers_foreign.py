@@ -36,6 +36,18 @@ class IdleWorker(FolderWorker):
     def keep(self, page: int, key: str) -> None: ...
 
 
+class ReleasingScheduler(IdleScheduler):
+    """Keeps no pages, which is allowed."""
+
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+        super().request_finished(request, cache_block_ids)
+        return False
+
+
+class ReleasingWorker(IdleWorker):
+    """Has nothing to keep them for."""
+
+
 class SaltyScheduler(FolderScheduler):
     """Reads a field that only some epochs report."""
 
