@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from adapter import loader as loader_module
-from adapter.copy import LoadError
+from adapter import loads as loads_module
+from adapter.copy import HeldLoad, LoadError
 from adapter.extents import ExtentTable
 from adapter.journal import Journal
 from adapter.loader import Loader
@@ -168,6 +169,30 @@ def test_a_failure_gives_every_lease_back_and_raises(rig: Rig) -> None:
     assert rig.arena.users() == 0
 
 
+def test_what_was_reused_while_it_was_copied_fails_the_load(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = HeldLoad.copy
+
+    def copy_and_reuse(load: HeldLoad, *more: Any) -> None:
+        copy(load, *more)
+        rig.arena.files[1].set_generation(1, 99)
+
+    monkeypatch.setattr(HeldLoad, "copy", copy_and_reuse)
+    with pytest.raises(LoadError, match="reused"):
+        rig.begin(order("a", (1, 1), 5))
+    assert rig.leases.given == [b"a"]
+
+
+def test_few_of_the_loads_that_were_begun_are_remembered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads_module, "_MAX_BEGUN", 2)
+    for at in range(4):
+        rig.begin(order(f"{at}", (1, at % 2), 5))
+    assert list(rig.loads._begun) == [b"2", b"3"]
+
+
 def test_a_stream_that_takes_no_mark_fails_the_load(rig: Rig) -> None:
     broken = MarkedStream(error=RuntimeError("no event is to be had"))
     with pytest.raises(LoadError, match="no event"):
@@ -267,9 +292,24 @@ def test_without_room_for_it_a_parked_load_takes_the_hooks_time(
     rig.begin(order("a", (1, 1), 5, is_async=True, request_id=7))
     assert rig.is_filled(5, (1, 1))
     assert rig.loads.take_arrived([7]) == [7]
+    rig.arena.files[2].set_generation(2, 99)
+    with pytest.raises(LoadError, match="reused"):
+        rig.begin(order("b", (2, 2), 6, is_async=True, request_id=8))
 
 
 # --- by layer ---
+
+
+def test_without_room_for_it_a_batch_is_loaded_whole_and_lets_go_of_its_extents(
+    layered: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layered.begin(may_fire=True)
+    layered.forward()
+    monkeypatch.setattr(loader_module, "_MAX_JOBS", 0)
+    layered.begin(order("a", (1, 0), 1), may_fire=True)
+    assert layered.is_filled(1, (1, 0))
+    assert layered.leases.given == [b"a"]
+    assert layered.arena.users() == 0
 
 
 def test_the_first_loads_are_whole_until_hooks_were_seen(layered: Rig) -> None:

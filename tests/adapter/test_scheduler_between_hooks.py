@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,24 @@ def test_a_query_that_fails_leaves_nothing_promised(rig: EngineRig) -> None:
     assert table is not None
     assert table.live_keys() == []
     rig.check_nothing_leased()
+
+
+def test_media_without_digests_is_neither_asked_about_nor_named(rig: EngineRig) -> None:
+    prompt = tokens(22)
+    rig.run_hit(prompt, 20)
+    asked = rig.stats()["lookups"]
+    media: dict[str, Any] = {"multimodal_positions": [4], "multimodal_lengths": [8]}
+    request, offered, pages = rig.begin(prompt, **media)
+    assert offered == 0
+    report = Report(request.request_id, prompt, pages, 0, 22)
+    metadata = rig.scheduler.build_connector_meta(Output([report]))
+    assert metadata.names == ()
+    rig.worker.bind_connector_meta(metadata)
+    rig.worker.start_load_kv(rig.stream)
+    rig.scheduler.update_state_after_alloc(FakeRequest(60, prompt, **media), pages)  # unqueried
+    metadata = rig.scheduler.build_connector_meta(Output([Report(60, prompt, pages, 0, 22)]))
+    assert metadata.names == ()
+    assert rig.stats()["lookups"] == asked
 
 
 def test_an_id_that_comes_back_without_a_query_is_read_anew(rig: EngineRig) -> None:
