@@ -110,6 +110,9 @@ def test_media_without_digests_is_neither_asked_about_nor_named(rig: EngineRig) 
     media: dict[str, Any] = {"multimodal_positions": [4], "multimodal_lengths": [8]}
     request, offered, pages = rig.begin(prompt, **media)
     assert offered == 0
+    state = rig.scheduler._state_of(request)
+    assert state is not None
+    assert not state.asked
     report = Report(request.request_id, prompt, pages, 0, 22)
     metadata = rig.scheduler.build_connector_meta(Output([report]))
     assert metadata.names == ()
