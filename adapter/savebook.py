@@ -159,6 +159,9 @@ class SaveBook:
             self._fresh[entry.key] = entry
 
     def _alive(self, entry: SaveEntry, valid: int, mark: Mark | None) -> None:
+        if self._ledger.is_follower:
+            # The leader's word is of its own forwards. One that broke off here has no mark.
+            valid = min(valid, entry.launched)
         if self._layers is not None:
             self._vouch(entry, valid)
         if valid > entry.confirmed:

@@ -145,6 +145,19 @@ def test_another_rank_confirms_what_was_launched_when_the_end_is_announced() -> 
     assert rig.ledger.take_saved() == [107]
 
 
+def test_another_rank_confirms_nothing_of_a_forward_that_was_not_launched_there() -> None:
+    rig, before = follower(), FakeMark()  # a mark of some forward before
+    rig.bind(rig.name(7, 0, [1]), alive={7: 0})
+    rig.book.launched()
+    rig.bind(rig.name(7, 1, [2]), alive={7: 1}, mark=before)  # raises on this rank alone
+    rig.bind(alive={7: 2}, mark=before)  # the leader went on
+    (order,) = rig.flow.next_stores(9)
+    assert order.num_chunks == 1
+    rig.flow.copied(7, 0, 1, 0, StopReason.NONE, 0.0)
+    rig.bind(alive={7: 2}, mark=before)
+    assert rig.flow.next_stores(9) == []
+
+
 def test_another_rank_reports_at_once_what_it_has_nothing_to_save_of() -> None:
     rig = follower()
     rig.bind(rig.name(7, 0, [1]), alive={7: 0})  # never launched

@@ -137,6 +137,14 @@ def test_pages_matched_on_the_device_are_not_new_to_an_offer_that_waited(rig: En
     assert [new.tolist() for new in metadata.new_pages] == [pages[2:]]
 
 
+def test_tokens_that_were_never_promised_fail_where_a_report_counts_them(rig: EngineRig) -> None:
+    request = FakeRequest(707, list(PROMPT))
+    assert rig.query(request) == 0
+    pages = settle(rig, request, 12)
+    metadata = rig.scheduler.build_connector_meta(Output([Report(707, list(PROMPT), pages, 0, 10)]))
+    assert "12 tokens are counted as loaded, and none were promised" in metadata.failure
+
+
 def test_no_more_may_be_counted_on_than_is_left_of_an_offer(rig: EngineRig) -> None:
     rig.run_saved(PROMPT)
     request = FakeRequest(704, list(PROMPT))
