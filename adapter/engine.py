@@ -24,7 +24,7 @@ from adapter.geometry import Geometry
 from adapter.identity import derive
 from adapter.journal import Journal
 from adapter.link import Link, LinkConfig
-from adapter.loadmode import LoadMode, resolve
+from adapter.loadmode import LoadMode, in_force, resolve
 from adapter.metadata import EngineCard
 from adapter.openoffers import QUIET_S
 from adapter.pagememory import PageMemory
@@ -175,6 +175,7 @@ class Engine(Party):
         mode, why = resolve(self.settings.load_mode, self.features, is_adp, memory.is_layered)
         if why:
             LOGGER.warning("kvkeep: %s", why)
+        LOGGER.info("kvkeep: %s", in_force(self.settings.load_mode, mode))
         for note in refusals.notes(self.llm_args):
             LOGGER.info("kvkeep: %s", note)
         by_layer = mode is LoadMode.LAYERWISE

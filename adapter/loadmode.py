@@ -60,3 +60,19 @@ def resolve(
             "loads are synchronous: the pool's description does not tell where each layer lies"
         )
     return mode, ""
+
+
+def in_force(asked: str, mode: LoadMode) -> str:
+    """The line of the log that says how this engine loads.
+
+    Args:
+        asked: one of ``CHOICES``.
+        mode: what ``resolve`` made of it.
+    """
+    if asked == AUTO and mode is LoadMode.ASYNC:
+        return "loads: async (auto: this host can cancel a load)"
+    if asked == AUTO:
+        return f"loads: {mode.value} (auto: this host cannot cancel a load)"
+    if asked == mode.value:
+        return f"loads: {mode.value} (as asked)"
+    return f"loads: {mode.value} ({asked} was asked for, and is not safe here)"

@@ -320,11 +320,13 @@ def test_the_load_mode_follows_the_host(
 ) -> None:
     monkeypatch.setenv(trtllm_api.CONFORMANCE_EPOCH, epoch)
     monkeypatch.setenv(ENV_LOAD_MODE, asked_for)
+    caplog.set_level("INFO", "kvkeep")
     engine = make(model)
     engine.register(*cache())
     assert engine.running is not None
     assert engine.running.load_mode is mode
     assert caplog.text.count("loads are synchronous") == num_lines
+    assert caplog.text.count(f"kvkeep: loads: {mode.value} (") == 1
     engine.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapter.loadmode import CHOICES, LoadMode, resolve
+from adapter.loadmode import CHOICES, LoadMode, in_force, resolve
 from adapter.trtllm_api import CONFORMANCE_FEATURES
 
 SYNC, ASYNC, LAYERWISE = LoadMode.SYNC, LoadMode.ASYNC, LoadMode.LAYERWISE
@@ -38,6 +38,21 @@ def test_modes(
     assert says in line
     assert bool(line) == bool(says)
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("asked", "epoch", "is_adp", "line"),
+    [
+        ("auto", "E3", True, "loads: sync (auto: this host cannot cancel a load)"),
+        ("auto", "E4", False, "loads: async (auto: this host can cancel a load)"),
+        ("async", "E3", True, "loads: async (as asked)"),
+        ("async", "E3", False, "loads: sync (async was asked for, and is not safe here)"),
+        ("layerwise", "E2", False, "loads: layerwise (as asked)"),
+    ],
+)
+def test_the_mode_in_force_is_told(asked: str, epoch: str, is_adp: bool, line: str) -> None:
+    mode, _ = resolve(asked, CONFORMANCE_FEATURES[epoch], is_adp, True)
+    assert in_force(asked, mode) == line
 
 
 def test_every_mode_can_be_asked_for() -> None:
