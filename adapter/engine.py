@@ -175,7 +175,7 @@ class Engine(Party):
         mode, why = resolve(self.settings.load_mode, self.features, is_adp, memory.is_layered)
         if why:
             LOGGER.warning("kvkeep: %s", why)
-        LOGGER.info("kvkeep: %s", in_force(self.settings.load_mode, mode))
+        LOGGER.info("kvkeep: loads: %s", in_force(self.settings.load_mode, mode))
         for note in refusals.notes(self.llm_args):
             LOGGER.info("kvkeep: %s", note)
         by_layer = mode is LoadMode.LAYERWISE

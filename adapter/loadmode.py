@@ -63,16 +63,16 @@ def resolve(
 
 
 def in_force(asked: str, mode: LoadMode) -> str:
-    """The line of the log that says how this engine loads.
+    """What a line of the log says of how this engine loads.
 
     Args:
         asked: one of ``CHOICES``.
         mode: what ``resolve`` made of it.
     """
     if asked == AUTO and mode is LoadMode.ASYNC:
-        return "loads: async (auto: this host can cancel a load)"
+        return "async (auto: this host can cancel a load)"
     if asked == AUTO:
-        return f"loads: {mode.value} (auto: this host cannot cancel a load)"
+        return f"{mode.value} (auto: this host cannot cancel a load)"
     if asked == mode.value:
-        return f"loads: {mode.value} (as asked)"
-    return f"loads: {mode.value} ({asked} was asked for, and is not safe here)"
+        return f"{mode.value} (as asked)"
+    return f"{mode.value} ({asked} was asked for, and is not safe here)"

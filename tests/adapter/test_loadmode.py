@@ -43,11 +43,11 @@ def test_modes(
 @pytest.mark.parametrize(
     ("asked", "epoch", "is_adp", "line"),
     [
-        ("auto", "E3", True, "loads: sync (auto: this host cannot cancel a load)"),
-        ("auto", "E4", False, "loads: async (auto: this host can cancel a load)"),
-        ("async", "E3", True, "loads: async (as asked)"),
-        ("async", "E3", False, "loads: sync (async was asked for, and is not safe here)"),
-        ("layerwise", "E2", False, "loads: layerwise (as asked)"),
+        ("auto", "E3", True, "sync (auto: this host cannot cancel a load)"),
+        ("auto", "E4", False, "async (auto: this host can cancel a load)"),
+        ("async", "E3", True, "async (as asked)"),
+        ("async", "E3", False, "sync (async was asked for, and is not safe here)"),
+        ("layerwise", "E2", False, "layerwise (as asked)"),
     ],
 )
 def test_the_mode_in_force_is_told(asked: str, epoch: str, is_adp: bool, line: str) -> None:

@@ -43,10 +43,18 @@ class Dimension:
 EPOCH: Final = Dimension(
     "epoch",
     (
-        Value("E1", "releases 1.1 to 1.2: five-field reports, callbacks interleaved"),
-        Value("E2", "1.3 and early 1.4 candidates: salts, `wait_for_initialization`"),
-        Value("E3", "V2 layouts, layer groups, attention data parallelism"),
-        Value("E4", "branches: `cancel_load`, `request_reset`, `shutdown`"),
+        Value("E1", "releases 1.1 to 1.2.x: V1, five-field reports, callbacks interleaved"),
+        Value("E2", "1.3.0rc*, probably 1.4.0rc0 and rc1: V1, salts, `wait_for_initialization`"),
+        Value(
+            "E3",
+            "about 1.4.0rc4 (merged in September 2026): V2 layouts, layer groups, attention data "
+            "parallelism",
+        ),
+        Value(
+            "E4",
+            "very recent or on a branch only, may change: `cancel_load`, `request_reset`, "
+            "`shutdown`",
+        ),
     ),
 )
 LIFECYCLE: Final = Dimension(
@@ -60,7 +68,11 @@ LIFECYCLE: Final = Dimension(
         Value("replayed", "destroyed for want of pages and begun again under the same id"),
         Value("context_only", "the first half of a disaggregated request: one forward, then over"),
         Value("skipped_forward", "loads were started, the forward does not run in that iteration"),
-        Value("drafts", "one-model drafts: 1 + drafts are reported, some are rejected"),
+        Value(
+            "drafts",
+            "drafts without a model of their own (MTP, Eagle as one model, NGram): 1 + drafts are "
+            "reported, some are rejected; the drafts are the host's own, no method's",
+        ),
         Value("idle", "the executor goes idle right behind a save"),
         Value("graph", "one token is left to compute: a replayed graph without layer hooks"),
     ),
@@ -70,7 +82,7 @@ LAYOUT: Final = Dimension(
     (
         Value("v1", "one tensor, K and V, 4-byte elements, blocks of 16 tokens"),
         Value("v1_mla", "one latent vector in place of K and V"),
-        Value("v1_fp8", "1-byte elements"),
+        Value("v1_fp8", "FP8: 1-byte elements"),
         Value("v1_bs32", "blocks of 32 tokens"),
         Value("v1_bs64", "blocks of 64 tokens where the arguments say 32"),
         Value("v1_bs128", "blocks of 128 tokens"),
@@ -81,7 +93,7 @@ LAYOUT: Final = Dimension(
         Value("v2_window", "a full-attention group and one with a sliding window"),
         Value("v2_private", "V2's virtual memory, which cannot be exported"),
         Value("v2_mla", "V2, one latent vector in place of K and V, in two regions"),
-        Value("v2_fp8", "V2, 1-byte elements, blocks of 64 tokens where the arguments say 32"),
+        Value("v2_fp8", "V2, FP8: 1-byte elements, blocks of 64 tokens where the arguments say 32"),
     ),
 )
 MODE: Final = Dimension(

@@ -65,7 +65,8 @@ RULES: Final = (
         {"lifecycle": ("replayed",), "epoch": ("E1", "E2")},
     ),
     Rule(
-        "drafts are rejected by early E1",
+        "drafts are rejected by early E1; for later 1.1 and 1.2 the contract names no release that "
+        "takes them, and the adapter refuses none",
         "§11, Spec decoding",
         {"lifecycle": ("drafts",), "epoch": ("E1",)},
     ),
@@ -80,7 +81,8 @@ RULES: Final = (
         {"lifecycle": ("drafts",), "ranks": ("adp2",)},
     ),
     Rule(
-        "CUDA graphs are rejected in early E1",
+        "CUDA graphs are rejected in early E1, later allowed without layer hooks; the contract "
+        "names no release",
         "§11, CUDA graphs",
         {"lifecycle": ("graph",), "epoch": ("E1",)},
     ),
