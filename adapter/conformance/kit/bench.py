@@ -5,7 +5,6 @@ Must not know: rules. Runs in the kit's main thread.
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from adapter.conformance.host.llm_args import KvCacheConfig, KvCacheConnectorCon
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.requests import HostResult
 from adapter.conformance.host.weights import ModelConfig, write_model_dir
+from adapter.conformance.kit.classes import load
 from adapter.conformance.kit.observe import BY_GROUP, Log, observed, overridden
 from adapter.conformance.kit.ranked import Ranks, observing, ranks
 from adapter.conformance.kit.serverchild import Server
@@ -168,8 +168,7 @@ class Bench:
             seed: of the first of them.
 
         Raises:
-            ImportError: there is no such module.
-            AttributeError: it has no such class.
+            ClassError: there are none, or they are no connector's.
         """
         self.target = target
         self.service = service
@@ -177,9 +176,9 @@ class Bench:
         self.seed = seed
         self.has_loaded = self.was_in_vain = False
         self._model = model
-        module = importlib.import_module(target.module)
-        self._scheduler = getattr(module, target.scheduler_class)
-        self._worker = getattr(module, target.worker_class)
+        self._scheduler, self._worker = load(
+            target.module, target.scheduler_class, target.worker_class
+        )
 
     def _note_load(self) -> None:
         self.has_loaded = True

@@ -13,7 +13,7 @@ from adapter.conformance.host.hooks import BRING_UP
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.kit.bench import BLOCK, Bench, Probe, Seen, same, text
 from adapter.conformance.kit.serverchild import Server
-from adapter.conformance.kit.verdict import NO_SERVER, Verdict, broken, held, unseen
+from adapter.conformance.kit.verdict import NO_ADP, NO_SERVER, Verdict, broken, held, unseen
 
 LONGEST_S: Final = 0.05
 _TRIES: Final = 3
@@ -142,8 +142,10 @@ def hands_over_metadata_that_pickles(bench: Bench) -> Verdict:
 
 
 def says_that_it_supports_attention_dp(bench: Bench) -> Verdict:
-    """§3, §11: an opt-in of both classes; without it such engines do not start."""
+    """§3, §11: an opt-in of both classes, or of neither; of one alone no engine takes it."""
     flags = bench.opted_into_attention_dp()
+    if not (any(flags) or bench.is_ours):
+        return unseen(NO_ADP)
     if not all(flags):
         return broken(f"supports_attention_dp of scheduler and worker: {flags}")
     return held("both classes opt in")

@@ -18,6 +18,7 @@ from adapter.conformance.host.weights import TINY
 from adapter.conformance.kit.bench import BLOCK, SETTLE_S, WAIT_S, Bench, same, text
 from adapter.conformance.kit.ranked import SIZE, Ranks
 from adapter.conformance.kit.verdict import (
+    NO_ADP,
     NO_ASYNC,
     NO_LOAD,
     NO_SERVER,
@@ -30,10 +31,6 @@ from adapter.conformance.kit.verdict import (
 _FEW_HEADS: Final = replace(TINY, num_key_value_heads=1)
 _V2: Final = KvCacheConfig(
     tokens_per_block=BLOCK, enable_partial_reuse=False, use_kv_cache_manager_v2=True
-)
-_NO_ADP: Final = (
-    "the connector does not support attention data parallelism: both classes have to say "
-    "supports_attention_dp = True"
 )
 
 
@@ -164,7 +161,7 @@ def keeps_degrees_apart(bench: Bench) -> Verdict:
 def serves_unequal_ranks(bench: Bench) -> Verdict:
     """§5, attention DP: a scheduler per rank, idle ranks whose batches are empty, one key space."""
     if not all(bench.opted_into_attention_dp()):
-        return unseen(_NO_ADP)
+        return unseen(NO_ADP)
     prompts = [text(3 * BLOCK + 1, seed=1030 + number) for number in range(3)]
     wanted = [bench.expected(prompt, 3) for prompt in prompts]
     with bench.ranks(HostOptions(epoch="E3", layout="v2"), cache=_V2, adp=True) as engine:
@@ -189,7 +186,7 @@ def serves_unequal_ranks(bench: Bench) -> Verdict:
 def starts_loads_again_in_one_iteration(bench: Bench) -> Verdict:
     """§5, attention DP: a load that leaves no room for a dummy is awaited inside the iteration."""
     if not all(bench.opted_into_attention_dp()):
-        return unseen(_NO_ADP)
+        return unseen(NO_ADP)
     prompt = text(4 * BLOCK + 1, seed=1040)
     wanted = bench.expected(prompt, 2)
     options = HostOptions(epoch="E4", layout="v2")

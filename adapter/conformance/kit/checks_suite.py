@@ -15,12 +15,21 @@ from typing import Final
 from adapter.conformance.coverage.combine import combinations, sample
 from adapter.conformance.coverage.dimensions import Combination
 from adapter.conformance.kit.bench import Bench
-from adapter.conformance.kit.verdict import NO_LOAD, Verdict, broken, held, unseen
+from adapter.conformance.kit.verdict import (
+    NO_ADP,
+    NO_LOAD,
+    Verdict,
+    broken,
+    held,
+    shortened,
+    unseen,
+)
 from adapter.conformance.schedules.play import NothingLoadedError, PlayError, Tally
 from adapter.conformance.schedules.sweep import Sweep
 
 _SHOWN: Final = 3
 _SHOWN_CHARS: Final = 120
+_WRONG_CHARS: Final = 600
 _MAX_REFUSED: Final = 4
 """Engines that do not come up before it is given up, per schedule that is wanted."""
 
@@ -56,6 +65,8 @@ def plays_tensor_parallel(bench: Bench) -> Verdict:
 
 def plays_attention_dp(bench: Bench) -> Verdict:
     """Two ranks with requests of their own."""
+    if not (bench.is_ours or all(bench.opted_into_attention_dp())):
+        return unseen(NO_ADP)
     return _verdict(bench, ("adp2",))
 
 
@@ -84,7 +95,7 @@ def _verdict(bench: Bench, ranks: Sequence[str]) -> Verdict:
     count = bench.schedules if ranks == ("1",) else -(-bench.schedules // 2)
     played = _play(bench, chosen(ranks, bench.is_ours, bench.seed), count)
     if played.wrong:
-        return broken(f"seed {bench.seed}: {'; '.join(played.wrong)}"[:600])
+        return broken(shortened(f"seed {bench.seed}: {'; '.join(played.wrong)}", _WRONG_CHARS))
     tally = played.tally
     told = [
         f"seed {bench.seed}: {played.engines} combinations, {tally.schedules} schedules, "
@@ -97,6 +108,8 @@ def _verdict(bench: Bench, ranks: Sequence[str]) -> Verdict:
     if played.idle:
         some = ", ".join(played.idle[:_SHOWN])
         told.append(f"{len(played.idle)} in which nothing was loaded: {some}")
+    if played.refused and not played.engines:
+        return unseen(". ".join(told))  # a server has no part in it
     if not tally.loaded_tokens:
         return unseen(". ".join([*told, NO_LOAD]))
     return held(". ".join(told))
@@ -127,7 +140,7 @@ def _play_one(
     except Exception as error:  # noqa: BLE001 - whatever a connector raises at bring-up
         is_late = played.tally.requests > before
         if not (bench.is_ours or is_late):
-            played.refused[name] = str(error)[:_SHOWN_CHARS]
+            played.refused[name] = shortened(str(error), _SHOWN_CHARS)
             return
         played.wrong.append(f"{name}: {error!r}")
     played.engines += 1

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-_START_S: Final = 60.0
+START_S: Final = 60.0
 _END_S: Final = 10.0
 _POLL_S: Final = 0.05
 _CONNECT_S: Final = 2.0
@@ -98,12 +98,12 @@ class CommandServer:
             )
         except OSError as error:
             raise ServerError(f"cannot start {self._command[0]!r}: {error}") from None
-        end_s = time.monotonic() + _START_S
+        end_s = time.monotonic() + START_S
         while not (is_there := _listens(self._address)) and process.poll() is None:
             if time.monotonic() > end_s:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(_END_S)
-                raise ServerError(f"nothing listens at {self._address} after {_START_S:.0f} s")
+                raise ServerError(f"nothing listens at {self._address} after {START_S:.0f} s")
             time.sleep(_POLL_S)
         if process.poll() is not None:
             but = ", and left another process behind that listens" if is_there else ""

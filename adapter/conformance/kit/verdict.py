@@ -10,6 +10,10 @@ NO_SERVER: Final = (
     "the server is not this program's to stop and start: give it --server-command, or run "
     "kvkeep's own connector without --server-url"
 )
+PRIVATE_SERVERS: Final = (
+    "with inproc:// each engine has a server of its own, which is not this program's to stop: run "
+    "without --server-url to have it observed"
+)
 NO_LOAD: Final = (
     "nothing was loaded: see that the connector's server runs at --server-url and has room, and "
     "that what is stored is offered again"
@@ -30,8 +34,12 @@ NO_KEEPING: Final = (
     "no request kept its pages: request_finished never answered True, so there was nothing to "
     "give back"
 )
+NO_ADP: Final = (
+    "the connector does not support attention data parallelism, which it is free not to: such "
+    "engines refuse it. Both classes have to say supports_attention_dp = True"
+)
 
-LASTING: Final = frozenset({NO_SERVER, NO_ASYNC, NO_GROUPS, NO_LAYOUTS, NO_KEEPING})
+LASTING: Final = frozenset({NO_SERVER, NO_ASYNC, NO_GROUPS, NO_LAYOUTS, NO_KEEPING, NO_ADP})
 """Reasons that another try does not change."""
 
 
@@ -69,3 +77,19 @@ def broken(evidence: str) -> Verdict:
 def unseen(evidence: str) -> Verdict:
     """The situation did not arise."""
     return Verdict(Outcome.UNSEEN, evidence)
+
+
+def shortened(text: str, limit: int) -> str:
+    """A text that is cut, if it must be, behind a word.
+
+    Args:
+        text: any.
+        limit: characters at most, above 1.
+    """
+    if len(text) <= limit:
+        return text
+    cut = text[: limit - 1]
+    if not text[limit - 1].isspace():
+        words = cut.rpartition(" ")[0]
+        cut = words if len(words) > limit // 2 else cut
+    return cut.rstrip() + "…"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 _SALTS: Final = (None, None, None, "tenant-a", "tenant-b")
+_TOLD_TOKENS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class Ask:
     cache_salt: str | None = None
     cancel_after_s: float | None = None
     context_only: bool = False
+
+    def __str__(self) -> str:
+        """For a message: a seed repeats the whole prompt, so its beginning is enough."""
+        begins = ", ".join(map(str, self.prompt[:_TOLD_TOKENS]))
+        more = ", …" if len(self.prompt) > _TOLD_TOKENS else ""
+        rest = repr(replace(self, prompt=())).partition("max_new_tokens")[2]
+        return f"{len(self.prompt)} tokens [{begins}{more}], max_new_tokens{rest.removesuffix(')')}"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,25 @@ class IdleWorker(FolderWorker):
     def keep(self, page: int, key: str) -> None: ...
 
 
+class RefusingScheduler(FolderScheduler):
+    """Comes up nowhere."""
+
+    def __init__(self, llm_args: Any) -> None:
+        raise ValueError("not on this machine")
+
+
+class PlainScheduler(FolderScheduler):
+    """Has not opted into attention data parallelism, which is the interface's own default."""
+
+    supports_attention_dp = False
+
+
+class PlainWorker(FolderWorker):
+    """Nor has it."""
+
+    supports_attention_dp = False
+
+
 class ReleasingScheduler(IdleScheduler):
     """Keeps no pages, which is allowed."""
 

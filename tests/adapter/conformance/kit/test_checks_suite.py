@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from adapter.conformance.kit.checks_suite import chosen, plays_alone
-from adapter.conformance.kit.verdict import Outcome
+from adapter.conformance.kit.checks_suite import chosen, plays_alone, plays_attention_dp
+from adapter.conformance.kit.verdict import NO_ADP, Outcome, unseen
 from tests.adapter.conformance.kit.breaching import SUITE, Kit
 
 pytestmark = pytest.mark.torch
@@ -36,6 +36,17 @@ def test_jobs_of_four_come_last() -> None:
     ranks = [one.ranks for one in chosen(("tp2", "tp4"), True, 7)]
     assert set(ranks) == {"tp2", "tp4"}
     assert ranks == sorted(ranks)
+
+
+def test_where_every_engine_is_refused_no_server_is_blamed(kit: Kit) -> None:
+    found = plays_alone(kit.bench("Refusing"))
+    assert found.outcome is Outcome.UNSEEN
+    assert "not on this machine" in found.evidence
+    assert "server" not in found.evidence
+
+
+def test_ranks_are_not_played_with_who_does_not_take_them(kit: Kit) -> None:
+    assert plays_attention_dp(kit.bench("Plain")) == unseen(NO_ADP)
 
 
 def test_an_engine_that_is_refused_is_told_and_others_take_its_place(kit: Kit) -> None:

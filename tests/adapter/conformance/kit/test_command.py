@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from adapter.__main__ import main
-from adapter.conformance.kit.rules import RULES
-from adapter.conformance.kit.verdict import NO_ASYNC, NO_GROUPS, NO_SERVER
+from adapter.conformance.kit import command
+from adapter.conformance.kit.bench import Bench
+from adapter.conformance.kit.rules import RULES, Rule
+from adapter.conformance.kit.verdict import (
+    NO_ADP,
+    NO_ASYNC,
+    NO_GROUPS,
+    NO_SERVER,
+    PRIVATE_SERVERS,
+    Verdict,
+    held,
+)
 from adapter.conformance.schedules import service
 from tests.adapter.conformance.kit import breakers, breakers_foreign, foreign
 
@@ -82,7 +96,9 @@ def test_a_server_by_command_is_stopped_and_killed(
     launch = f"{sys.executable} -m server launch --endpoint {url} --l1-size 32MiB"
     arguments = ["--server-url", url, "--server-command", f"{launch} --arena-dir {tmp_path}"]
     assert main(["conformance", "--rule", "9.10", "--rule", "10", "--json", *arguments]) == 0
-    rules = json.loads(capsys.readouterr().out)["rules"]
+    shown = capsys.readouterr()
+    assert f"to listen at {url}" in shown.err
+    rules = json.loads(shown.out)["rules"]
     assert [rule["outcome"] for rule in rules] == ["held", "held"]
 
 
@@ -120,12 +136,67 @@ def test_a_module_that_cannot_be_imported_breaks_no_rule(
 
 
 @pytest.mark.parametrize(
+    ("number", "code", "name"),
+    [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "SIGINT")],
+)
+def test_what_it_started_is_gone_when_it_is_told_to_end(
+    number: int,
+    code: int,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    benches: list[Any] = []
+
+    def is_ended(bench: Bench) -> Verdict:
+        benches.append(bench)
+        signal.raise_signal(number)
+        return held("nobody was told to end")
+
+    monkeypatch.setattr(command, "RULES", (Rule("§9.1", "ends", is_ended),))
+    assert main(["conformance"]) == code
+    out = capsys.readouterr().out
+    assert f"ended by {name}" in out
+    assert len(out.splitlines()) == 1
+    (bench,) = benches
+    assert bench.service.child.process.poll() is not None
+    assert not Path(bench.service.url.removeprefix("ipc://")).parent.exists()
+    assert not bench.models.exists()
+
+
+def test_settings_that_are_wrong_break_no_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "soon")
+    with pytest.raises(SystemExit, match="2"):
+        main(["conformance", "--rule", "12.17"])
+    assert "TRTLLM_KVKEEP_QUERY_BUDGET_MS='soon'" in capsys.readouterr().err
+
+
+def test_private_servers_are_told_from_others_of_ones_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["conformance", "--rule", "9.10", "--json", "--server-url", "inproc://"]) == 0
+    (rule,) = json.loads(capsys.readouterr().out)["rules"]
+    assert rule["evidence"] == PRIVATE_SERVERS
+
+
+def test_attention_data_parallelism_is_optional(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["--scheduler-class", "PlainScheduler", "--worker-class", "PlainWorker"]
+    arguments = ["--rule", "12.17", "--server-url", "folder:///nowhere", "--json"]
+    assert main(["conformance", "--module", breakers_foreign.__name__, *names, *arguments]) == 0
+    (rule,) = json.loads(capsys.readouterr().out)["rules"]
+    assert rule["evidence"] == NO_ADP
+
+
+@pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["--server-command", "x"], "--server-command needs --server-url"),
         (["--server-url", "ipc:///a", "--server-command", "a 'b"], "No closing quotation"),
         (["--server-url", "ipc:///a", "--server-command", " "], "--server-command is empty"),
-        (["--schedules", "0"], "0 is not above 0"),
+        (["--schedules", "0"], "'0' is no whole number above 0"),
+        (["--schedules", "abc"], "'abc' is no whole number above 0"),
     ],
 )
 def test_options_that_make_no_sense_are_named(
@@ -188,3 +259,7 @@ def test_a_wrong_url_breaks_no_rule_but_is_named(capsys: pytest.CaptureFixture[s
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "conformance" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in re.findall(r"python -m (adapter\.[a-z.]+)", shown):
+        assert importlib.util.find_spec(f"{name}.__main__"), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapter.conformance.schedules.draw import Shape, draw, repeatable
+from adapter.conformance.schedules.draw import Ask, Shape, draw, repeatable
 
 SHAPE = Shape(tokens_per_block=16)
 
@@ -76,3 +76,11 @@ def test_what_is_to_be_asked_again_leaves_a_token_behind_whole_blocks() -> None:
     assert len(one.prompt) == 3 * 16 + 1
     assert (one.cache_salt, one.cancel_after_s) == ("a", None)
     assert repeatable(SHAPE, "b").prompt == one.prompt
+
+
+def test_a_request_is_told_without_its_whole_prompt() -> None:
+    told = str(Ask(tuple(range(900)), 3, stop_ids=frozenset({5}), cache_salt="(a)"))
+    assert told.startswith("900 tokens [0, 1, 2, 3, …], max_new_tokens=3, ")
+    assert "cache_salt='(a)'" in told
+    assert len(told) < 200
+    assert str(Ask((1, 2), 3)).startswith("2 tokens [1, 2], max_new_tokens=3, ")
