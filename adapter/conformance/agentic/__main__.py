@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from adapter.conformance.agentic import curve, report
 from adapter.conformance.agentic.outcome import Outcome
-from adapter.conformance.agentic.rig import Report, Scale
+from adapter.conformance.agentic.rig import MAX_PAGE_BYTES, Report, Scale
 from adapter.conformance.agentic.run import run
 from adapter.conformance.agentic.workload import Workload
 from adapter.conformance.demo.processes import DemoError
@@ -46,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m adapter.conformance.agentic", description=_ABOUT
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="three agents, three turns, small pages"
-    )
+    parser.add_argument("--quick", action="store_true", help="three agents, three turns")
     parser.add_argument(
         "--block-tokens",
         type=int,
@@ -59,15 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--token-kib",
         type=int,
-        default=_TOKEN_KIB,
         metavar="N",
-        help="KV of a token in KiB; memory and time follow it (default: %(default)s)",
+        help="KV of a token in KiB; memory and time follow it "
+        f"(default: {_TOKEN_KIB}, next to nothing with --quick)",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write all figures")
     parser.add_argument("--png", type=Path, metavar="PATH", help="where to draw the warm-up curve")
     options = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=120, highlight=False)
     try:
+        _check_paths(options)
         scale = _scale(options)
         with _bar(console) as bar:
             outcome = run(scale, lambda title: _begin(bar, title))
@@ -84,12 +84,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _scale(options: argparse.Namespace) -> Scale:
+    size = Workload(options.block_tokens)
     if options.quick:
-        return Scale(Workload(options.block_tokens, agents=3, turns=3)).small()
-    if options.token_kib < 1:
+        size = Workload(options.block_tokens, agents=3, turns=3)
+        if options.token_kib is None:
+            return Scale(size).small()
+    token_kib = _TOKEN_KIB if options.token_kib is None else options.token_kib
+    if token_kib < 1:
         raise ValueError("--token-kib must be at least 1")
-    per_layer = options.token_kib * 1024 // (2 * _LAYERS)
-    return Scale(Workload(options.block_tokens), _LAYERS, per_layer)
+    scale = Scale(size, _LAYERS, token_kib * 1024 // (2 * _LAYERS))
+    if scale.page_bytes > MAX_PAGE_BYTES:
+        raise ValueError(
+            f"a block of {options.block_tokens} tokens of {token_kib} KiB has more than "
+            f"{MAX_PAGE_BYTES >> 20} MiB: lower --token-kib or --block-tokens"
+        )
+    return scale
+
+
+def _check_paths(options: argparse.Namespace) -> None:
+    """Sees before a run of minutes that its figures can be written.
+
+    Raises:
+        ValueError: one cannot.
+    """
+    for name, path in (("--json", options.json), ("--png", options.png)):
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise ValueError(f"{name}: there is no folder {path.parent}")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{name}: {path} cannot be written")
+    if options.png is not None and options.png.suffix.lower() != ".png":
+        raise ValueError(f"--png: {options.png} does not end in .png")
 
 
 def _bar(console: Console) -> Progress:
@@ -104,7 +130,6 @@ def _begin(bar: Progress, title: str) -> Report:
 
 def _write(console: Console, outcome: Outcome, figures: Path | None, png: Path | None) -> None:
     if figures is not None:
-        figures.parent.mkdir(parents=True, exist_ok=True)
         figures.write_text(json.dumps(outcome.document(), indent=2) + "\n", encoding="utf-8")
         console.print(f"all figures: {figures}", style="dim", highlight=False)
     if png is None:

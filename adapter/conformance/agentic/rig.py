@@ -40,6 +40,8 @@ _START_S: Final = 30.0
 _POLL_S: Final = 0.005
 _MIB: Final = 1 << 20
 _MAX_EXTENT_BYTES: Final = 1 << 30
+MAX_PAGE_BYTES: Final = _MAX_EXTENT_BYTES - _MIB
+"""A page lies in one file of the cache, behind its records."""
 _SLOTS_PER_EXTENT: Final = 32
 
 Report = Callable[[int, int], None]
@@ -91,7 +93,7 @@ class Scale:
     @property
     def extent_bytes(self) -> int:
         """Length of one file of the cache: its records, and some tens of blocks."""
-        most = (_MAX_EXTENT_BYTES - _MIB) // self.page_bytes
+        most = MAX_PAGE_BYTES // self.page_bytes
         return _MIB + min(_SLOTS_PER_EXTENT, most) * self.page_bytes
 
     @property

@@ -56,9 +56,43 @@ def test_a_wrong_block_size_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "valid are even numbers" in capsys.readouterr().out
 
 
-def test_a_token_without_kv_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--token-kib", "0"]) == 2
+@pytest.mark.parametrize("more", [[], ["--quick"]])
+@pytest.mark.parametrize("kib", ["0", "-1"])
+def test_a_token_without_kv_is_one_line(
+    kib: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--token-kib", kib, *more]) == 2
     assert "--token-kib must be at least 1" in capsys.readouterr().out
+
+
+def test_a_block_that_no_file_of_the_cache_holds_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--token-kib", str(32 << 10)]) == 2
+    assert "lower --token-kib or --block-tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "why"),
+    [
+        ("--json", "missing/x.json", "there is no folder"),
+        ("--png", "missing/x.png", "there is no folder"),
+        ("--png", "x.txt", "does not end in .png"),
+        ("--json", ".", "cannot be written"),
+    ],
+)
+def test_what_could_not_be_written_is_said_before_anything_runs(
+    option: str,
+    path: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--quick", option, path]) == 2
+    assert why in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_size_of_a_token_is_set_in_kib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,5 +105,13 @@ def test_the_size_of_a_token_is_set_in_kib(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("adapter.conformance.agentic.__main__.run", seen)
     assert main(["--block-tokens", "256", "--token-kib", "16"]) == 2
     assert main([]) == 2
+    assert main(["--quick", "--token-kib", "16"]) == 2
+    assert main(["--quick"]) == 2
     sizes = [(scale.token_bytes, scale.page_bytes) for scale in scales]
-    assert sizes == [(16 << 10, 4 << 20), (128 << 10, 4 << 20)]
+    assert sizes == [
+        (16 << 10, 4 << 20),
+        (128 << 10, 4 << 20),
+        (16 << 10, 16 << 15),
+        (64, 64 << 5),
+    ]
+    assert [scale.workload.agents for scale in scales] == [12, 12, 3, 3]
