@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from typing import Final
 import protocol
 from adapter.journal import Journal
 from protocol.endpoint import LOCK_SUFFIX, MAX_PATH_BYTES
+from protocol.errors import ConfigError, ErrorCode
 
 SETTINGS_PREFIX: Final = "TRTLLM_KVKEEP_INPROC_"
 """Only ``TRTLLM*`` variables reach spawned ranks (host contract §2): with this instead of
@@ -39,10 +42,17 @@ _OF_THE_MANAGER: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _NAME: Final = "kvkeep-inproc"
 _SOCKET: Final = "s"
 _SHARED: Final = "/dev/shm"
+_ARENA_LOCK: Final = "lock"
+_OWNED: Final = re.compile(_NAME + r"-([0-9]+)-p?(([0-9]+)-[0-9]+)(-[0-9a-f]{8})?")
+"""What ``place_for`` names a folder: the user, then the process it follows from, with its start."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _SETTLED_S: Final = 60.0
 _PAUSE_FIRST_S, _PAUSE_LAST_S = 1.0, 30.0
 _KILL_S: Final = 1.0
+_CHECK_S: Final = 20.0
+_EXIT_CONFIG: Final = 2
+"""How the server's commands end that do not like a setting."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,7 @@ class PrivateServer:
         self._place = place
         self._journal = journal
         self._pid = os.getpid()
+        self._given = environ
         self._environ = server_environ(environ)
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -146,6 +157,7 @@ class PrivateServer:
 
     def _run(self) -> None:
         sweep(Path(self._place.folder).parent)
+        sweep_arenas(Path(_SHARED))
         pause_s = _PAUSE_FIRST_S
         while not self._closing.is_set():
             begin_s = time.monotonic()
@@ -156,12 +168,23 @@ class PrivateServer:
                 self._journal.report("inproc_failures", f"the private server: {error}")
             if self._closing.is_set():
                 return
-            self._journal.report(
-                "inproc_exits", f"the private server ended with code {code}; it is started again"
-            )
+            self._journal.report("inproc_exits", self._why_ended(code))
             pause_s = _PAUSE_FIRST_S if time.monotonic() - begin_s > _SETTLED_S else pause_s
+            if code == _EXIT_CONFIG:  # what does not fit is not likely to fit a second later
+                pause_s = _PAUSE_LAST_S
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_LAST_S)
+
+    def _why_ended(self, code: int) -> str:
+        """One line; names of settings only, as a value may be a secret."""
+        if code != _EXIT_CONFIG:
+            return f"the private server ended with code {code}; it is started again"
+        names = sorted(name for name in self._given if name.startswith(SETTINGS_PREFIX))
+        return (
+            f"the private server ended with code {code}: its settings cannot be met on this "
+            f"machine, its own line beside this one says why. Of the engine's environment it has "
+            f"{', '.join(names) or 'none of them'}. This engine runs uncached; it is started again"
+        )
 
     def _serve(self) -> int:
         """One child, from start to end."""
@@ -207,6 +230,50 @@ def server_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Has the server's own command say whether a private server could read its settings.
+
+    Takes a fraction of a second where there are any. Whether they fit the machine is seen by the
+    server alone, when it starts. Where the command itself cannot be run, nothing is said.
+
+    Args:
+        environ: of this process; holds the server's settings.
+
+    Raises:
+        ConfigError: INVALID_CONFIG; one is wrong or misspelt, named as it was written.
+    """
+    if not any(name.startswith((SETTINGS_PREFIX, _SERVER_PREFIX)) for name in environ):
+        return
+    command = (sys.executable, "-m", "server", "config", "--arena-at-exit", "remove")
+    child = server_environ(environ)
+    try:
+        done = subprocess.run(
+            [*command, "--endpoint", f"ipc:///{_NAME}/{_SOCKET}"],
+            # As above: nothing strange is imported from where the engine runs.
+            cwd=child["PYTHONPATH"].partition(os.pathsep)[0],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=child,
+            timeout=_CHECK_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return
+    lines = done.stderr.strip().splitlines()
+    if done.returncode == _EXIT_CONFIG and lines:
+        line = lines[-1].removeprefix("kvkeep: ").removeprefix(f"{ErrorCode.INVALID_CONFIG.name}: ")
+        raise ConfigError(ErrorCode.INVALID_CONFIG, _as_written(line, environ))
+
+
+def _as_written(line: str, environ: Mapping[str, str]) -> str:
+    """The server's line about a variable, with the name that the engine's environment has."""
+    named = re.search(rf"\b{_SERVER_PREFIX}(\w+)", line)
+    if named is None or SETTINGS_PREFIX + named[1] not in environ:
+        return line
+    return re.sub(rf"\b{_SERVER_PREFIX}(?=\w)", SETTINGS_PREFIX, line)
+
+
 def sweep(base: Path, min_age_s: float = _SETTLED_S) -> int:
     """Removes what private servers left that were killed together with their engines.
 
@@ -222,17 +289,59 @@ def sweep(base: Path, min_age_s: float = _SETTLED_S) -> int:
         try:
             found = folder.lstat()
             is_old = time.time() - found.st_mtime >= min_age_s
-            if found.st_uid == os.geteuid() and is_old:
+            # The server of an engine that lives may be between its end and its next start.
+            if found.st_uid == os.geteuid() and is_old and _is_orphan(folder.name) is not False:
                 count += _clean(folder)
         except OSError:
             continue
     return count
 
 
+def sweep_arenas(shared: Path, min_age_s: float = _SETTLED_S) -> int:
+    """Removes extents of killed private servers whose folder nobody finds any more.
+
+    Their engine may have had another temporary folder than this one, or a container's. Removed is
+    only what is this user's, no longer new, named after a process that is gone (one of another
+    container seems to be), and locked by no server, whichever container it runs in.
+
+    Args:
+        shared: folder of all arenas.
+        min_age_s: younger ones may belong to a server that is about to lock its own.
+
+    Returns:
+        How many were removed.
+    """
+    count = 0
+    for folder in shared.glob(f"{_NAME}-{os.geteuid()}-*"):
+        try:
+            found = folder.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            is_old = time.time() - found.st_mtime >= min_age_s
+            if not is_ours or not is_old or _is_orphan(folder.name) is not True:
+                continue
+            if not _is_locked(folder / _ARENA_LOCK):
+                shutil.rmtree(folder)
+                count += 1
+        except OSError:
+            continue
+    return count
+
+
+def _is_orphan(name: str) -> bool | None:
+    """Whether the process that a folder is named after is gone; None if it names none."""
+    owner = _OWNED.fullmatch(name)
+    return None if owner is None else _identity_of(int(owner[3])) != owner[2]
+
+
 def _is_held(folder: Path) -> bool:
     """Whether a living server holds its endpoint locked."""
+    return _is_locked(folder / f"{_SOCKET}{LOCK_SUFFIX}")
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a living process holds a lock."""
     try:
-        fd = os.open(folder / f"{_SOCKET}{LOCK_SUFFIX}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:

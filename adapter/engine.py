@@ -330,6 +330,8 @@ def engine_for(llm_args: Any, role: Role, member: object) -> Engine:
     settings = read_settings(llm_args, os.environ, getattr(member, "default_server_url", ""))
     if settings.logs_json:
         loglines.set_up()
+    if settings.server.is_embedded and role == "worker" and trtllm_api.mpi_rank() == 0:
+        embedded.check_settings(os.environ)
 
     def found() -> Engine:
         LOGGER.info("kvkeep: server %s (from %s)", settings.server.url, settings.server.source)

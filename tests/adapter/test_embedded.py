@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
@@ -14,9 +15,18 @@ from pathlib import Path
 import pytest
 
 from adapter import embedded
-from adapter.embedded import Place, PrivateServer, place_for, server_environ, sweep
+from adapter.embedded import (
+    Place,
+    PrivateServer,
+    check_settings,
+    place_for,
+    server_environ,
+    sweep,
+    sweep_arenas,
+)
 from adapter.journal import Journal
 from protocol import endpoint
+from protocol.errors import ConfigError, ErrorCode
 from tests.adapter.linking import joined_link
 from tests.adapter.responder import until
 
@@ -160,7 +170,7 @@ time.sleep(600)
 """
 
 
-def test_killed_with_its_engine(place: Place) -> None:
+def test_killed_with_its_engine(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = subprocess.Popen(
         [sys.executable, "-c", ENGINE, place.folder, place.arena],
         stdout=subprocess.PIPE,
@@ -177,7 +187,9 @@ def test_killed_with_its_engine(place: Place) -> None:
             engine.stdout.close()
     until(lambda: is_gone(pid), 15)
     until(lambda: not os.path.exists(place.arena), 15)
+    assert sweep(Path(place.folder).parent, min_age_s=0) == 0, "it is named after this process"
     # The empty folder goes with the next private server's start.
+    monkeypatch.setattr(embedded, "_identity_of", lambda pid: f"{pid}-0")
     assert sweep(Path(place.folder).parent, min_age_s=0) == 1
     assert not os.path.exists(place.folder)
 
@@ -217,6 +229,64 @@ def test_sweeping_spares_the_living_and_the_young(place: Place, short_dir: Path)
     assert sweep(short_dir, min_age_s=0) == 1
     assert not dead.exists()
     assert os.path.exists(place.url.removeprefix("ipc://"))
+    server.close(5)
+
+
+def test_extents_of_the_dead_go_without_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid, me = os.geteuid(), place_for(False, 0).folder.partition(f"-{os.geteuid()}-")[2]
+    dead, of_ranks = f"kvkeep-inproc-{uid}-1-2-00c0ffee", f"kvkeep-inproc-{uid}-p1-2"
+    locked = f"kvkeep-inproc-{uid}-1-3-00c0ffee"
+    spared = (locked, f"kvkeep-inproc-{uid}-{me}", f"kvkeep-inproc-{uid}-odd", "kvkeep-inproc-1-2")
+    for name in (dead, of_ranks, *spared):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    link = tmp_path / f"kvkeep-inproc-{uid}-1-4-00c0ffee"
+    link.symlink_to(tmp_path / locked)
+    with (tmp_path / locked / "lock").open("w") as server:
+        fcntl.flock(server, fcntl.LOCK_EX)  # in another container its engine seems to be gone
+        assert sweep_arenas(tmp_path, min_age_s=3600) == 0
+        with monkeypatch.context() as other:
+            other.setattr("os.geteuid", lambda: uid + 1)
+            assert sweep_arenas(tmp_path, min_age_s=0) == 0
+        assert sweep_arenas(tmp_path, min_age_s=0) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {link.name, *spared}
+
+
+def wrong(**environ: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        check_settings({"PATH": os.environ["PATH"], **environ})
+    assert raised.value.code is ErrorCode.INVALID_CONFIG
+    return raised.value.message
+
+
+def test_a_wrong_setting_is_named_as_it_was_written() -> None:
+    name = "TRTLLM_KVKEEP_INPROC_L1_SIZE"
+    assert wrong(**{name: "abc"}).startswith(f"{name}: l1-size='abc': expected")
+    assert wrong(KVKEEP_L1_SIZE="abc").startswith("KVKEEP_L1_SIZE: ")
+    assert wrong(TRTLLM_KVKEEP_INPROC_L1SIZE="1G") == (
+        "TRTLLM_KVKEEP_INPROC_L1SIZE in the environment is no setting of the server: "
+        f"did you mean {name}?"
+    )
+    check_settings({name: "64M"})
+
+
+def test_a_size_beyond_the_machine_is_told_with_the_name_of_the_variable(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "TRTLLM_KVKEEP_INPROC_L1_SIZE"
+    server = private(
+        place,
+        TRTLLM_KVKEEP_INPROC_L1_SIZE="15T",
+        TRTLLM_KVKEEP_INPROC_VALKEY_PASSWORD="sesame",
+    )
+    server.start()
+    until(lambda: "the private server ended with code 2" in caplog.text, 60)
+    [line] = [one for one in caplog.text.splitlines() if "ended with code" in one]
+    assert name in line
+    assert "sesame" not in line
+    assert "runs uncached" in line
     server.close(5)
 
 

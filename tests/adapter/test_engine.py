@@ -359,6 +359,17 @@ def test_a_ring_is_registered_for_private_memory_and_for_layers(
 # --- embedded mode -------------------------------------------------------------------------------
 
 
+def test_a_wrong_setting_of_a_private_server_stops_the_construction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ENV_SERVER_URL, "inproc://")
+    monkeypatch.setenv(f"{embedded.SETTINGS_PREFIX}L1_SIZE", "abc")
+    with pytest.raises(ConfigError, match=r"TRTLLM_KVKEEP_INPROC_L1_SIZE: l1-size='abc'"):
+        engine_for(Args(), "worker", Member())
+    monkeypatch.setattr(trtllm_api, "mpi_rank", lambda: 1)  # it starts no server
+    assert engine_for(Args(), "worker", Member()).settings.server.is_embedded
+
+
 def test_embedded_mode_starts_and_ends_a_server(
     model: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
