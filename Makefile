@@ -67,7 +67,7 @@ node:
 	  if test "$$CI" = true; then echo "CI=true: that counts as a failure." >&2; exit 1; fi; \
 	fi
 
-demo: setup ## the whole story in a few minutes: two engines, one cache, kill -9 in between
+demo: setup ## the whole story in a minute or two: two engines, one cache, kill -9 in between
 	@mkdir -p build
 	@$(PY) -m adapter.conformance.demo $(ARGS)
 
