@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from adapter.conformance.host.options import HostOptions
 from adapter.conformance.host.weights import LATENT
 from adapter.conformance.kit.bench import BLOCK, Bench, Probe, Target, same, text
+from adapter.conformance.kit.classes import ClassError
 from adapter.trtllm_api import KvCacheConnectorScheduler, KvCacheConnectorWorker
 from tests.adapter.conformance.kit import breakers
 from tests.adapter.conformance.kit.breaching import Kit
@@ -94,6 +95,6 @@ def test_a_load_is_noticed(kit: Kit) -> None:
 
 
 def test_classes_that_are_not_there_are_refused(kit: Kit) -> None:
-    for module, error in (("no.such", ImportError), (breakers.__name__, AttributeError)):
-        with pytest.raises(error):
+    for module, lacks in (("no.such", "'no'"), (breakers.__name__, "'Nobody'")):
+        with pytest.raises(ClassError, match=f"no such connector.*{lacks}"):
             Bench(Target(module, "Nobody", "SoundWorker", None), kit.model, None)
