@@ -96,7 +96,12 @@ class GhostWorker(KvkeepWorker):
 class WholeScheduler(KvkeepScheduler):
     """Loads all it offered, whatever was taken up."""
 
-    def _honour(self, *_: Any) -> None: ...
+    def _allocated(self, request: Any, pages: Sequence[Sequence[int]]) -> None:
+        if self._table is None:  # not registered yet: nothing is offered
+            super()._allocated(request, pages)
+            return
+        with patch.object(self._table, "take_up"):  # fails, should it have another name one day
+            super()._allocated(request, pages)
 
 
 class StaleScheduler(KvkeepScheduler):
