@@ -9,8 +9,9 @@ pytest.importorskip("torch")
 from adapter.conformance.host.allocator import BlockAllocator
 from adapter.conformance.host.cache import V1Cache
 from adapter.conformance.host.connector import ConnectorPort
+from adapter.conformance.host.drafts import Sample
 from adapter.conformance.host.errors import RequestCancelledError, StreamError
-from adapter.conformance.host.finishing import Finisher, InFlight, Sample
+from adapter.conformance.host.finishing import Finisher, InFlight
 from adapter.conformance.host.forward import ForwardEntry, TokenCell
 from adapter.conformance.host.hooks import HookRecorder
 from adapter.conformance.host.options import HostOptions

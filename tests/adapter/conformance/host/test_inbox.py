@@ -2,6 +2,8 @@ import threading
 import time
 from concurrent.futures import Future
 
+import pytest
+
 from adapter.conformance.host.inbox import Command, Inbox
 
 
@@ -35,12 +37,12 @@ def test_a_closed_inbox_refuses_and_hands_out_the_rest() -> None:
     assert inbox.close() == []
 
 
-def test_a_stop_or_a_cancel_can_be_seen_before_it_is_taken() -> None:
+@pytest.mark.parametrize("end", [3, None], ids=["cancel", "stop"])
+def test_a_stop_or_a_cancel_can_be_seen_before_it_is_taken(end: int | None) -> None:
     inbox, wish = Inbox(), Future[int]()
     inbox.put(wish)
-    assert not inbox.wants_end
-    for end in (3, None):
-        inbox.put(end)
-        assert inbox.wants_end
-        assert inbox.take(0)[-1] == end
-        assert not inbox.wants_end
+    before = inbox.wants_end
+    inbox.put(end)
+    during = inbox.wants_end
+    assert inbox.take(0)[-1] == end
+    assert (before, during, inbox.wants_end) == (False, True, False)
