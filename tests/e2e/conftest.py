@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.adapter.conformance.host.ondevice import default_machine
+from tests.adapter.enginerig import launched
+from tests.wire.process import ServerProcess
 
 _NEVER_SKIPPED = ("test_combinations", "test_refused")
 
@@ -29,3 +32,26 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> Iterator[None]:
     yield from default_machine()
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[None]:
+    """Two busy cores must not turn hits into misses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
+        patch.setenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", "50")
+        yield
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with launched() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny one, in a folder as engines read it."""
+    from adapter.conformance.host.weights import TINY, write_model_dir  # needs torch
+
+    return write_model_dir(tmp_path_factory.mktemp("model"), TINY)

@@ -13,8 +13,6 @@ torch = pytest.importorskip("torch")
 from adapter.conformance.host.errors import HostError  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.ranks.job import JobDiedError  # noqa: E402
-from adapter.conformance.host.weights import TINY, write_model_dir  # noqa: E402
-from tests.adapter.enginerig import launched  # noqa: E402
 from tests.e2e.ranked import (  # noqa: E402
     WAIT_S,
     check_nothing_left,
@@ -25,27 +23,7 @@ from tests.e2e.ranked import (  # noqa: E402
 from tests.e2e.torchhost import BLOCK, engine, prompt, same  # noqa: E402
 from tests.wire.process import ServerProcess  # noqa: E402
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """Two busy cores must not turn hits into misses."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
-        patch.setenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", "50")
-        yield
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with launched() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_dir(tmp_path_factory.mktemp("model"), TINY)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(scope="module")

@@ -18,39 +18,18 @@ from adapter.conformance.host.errors import HostError  # noqa: E402
 from adapter.conformance.host.options import HostOptions  # noqa: E402
 from adapter.conformance.host.ranks.engines import TensorParallelEngine  # noqa: E402
 from adapter.conformance.host.ranks.job import JobDiedError  # noqa: E402
-from adapter.conformance.host.weights import TINY, write_model_dir  # noqa: E402
-from tests.adapter.enginerig import launched, write_model  # noqa: E402
+from tests.adapter.enginerig import write_model  # noqa: E402
 from tests.adapter.hostlike import tokens  # noqa: E402
 from tests.adapter.rankrig import RankRig  # noqa: E402
 from tests.e2e.ranked import WAIT_S, check_nothing_left, check_pages_back, split  # noqa: E402
 from tests.e2e.torchhost import BLOCK, prompt, same  # noqa: E402
 from tests.wire.process import ServerProcess, wait_until  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("patient")]
 
 TEXT = prompt(5 * BLOCK + 2, seed=410)
 PAGES = tokens(22)
 """For ranks without a model."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """Two busy cores must not turn hits into misses."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTLLM_KVKEEP_QUERY_BUDGET_MS", "1000")
-        patch.setenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", "50")
-        yield
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with launched() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_dir(tmp_path_factory.mktemp("model"), TINY)
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.adapter.enginerig import launched
-from tests.faults.bystander import Bystander
+from tests.faults.bystander import Bystander, engaged, stats
+from tests.wire.client import make_namespace
 from tests.wire.process import ServerProcess
 
 
@@ -24,6 +25,13 @@ def own_server(short_dir: Path, shm_dir: Path) -> Iterator[ServerProcess]:
     sizes = ("--l1-size", "32M", "--extent-size", "4M")
     with ServerProcess(short_dir, shm_dir / "a", *sizes) as process:
         yield process
+
+
+@pytest.fixture
+def copying(own_server: ServerProcess) -> Iterator[Callable[[], bool]]:
+    """Says whether that server has a copy in flight."""
+    with engaged(own_server, make_namespace(model="watcher")) as watcher:
+        yield lambda: stats(watcher)["copies_in_flight"] > 0
 
 
 @pytest.fixture

@@ -7,43 +7,19 @@ two ranks, of which one is late. What another engine then loads is the original,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.adapter.enginerig import SIZE, EngineRig, Stream, write_model
-from tests.adapter.hostlike import FakeRequest, Output, Report, tokens
+from tests.adapter.hostlike import Output, tokens
 from tests.adapter.rankrig import RankRig
-from tests.adapter.test_identity import FakeTensor
-from tests.faults.bystander import engaged, stats
+from tests.faults.savingrig import WAYS, SavingRig
 from tests.faults.test_b25_copies_hold_what_they_touch import stopped_copier
-from tests.wire.client import make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
 NUM_BLOCKS = 10
-WAYS = ("pool", "ring", "layers")
-
-
-def make_rig(way: str, url: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRig:
-    """A registered engine whose saves go out one way; what it can save first is saved."""
-    if way == "layers":
-        monkeypatch.setenv("TRTLLM_KVKEEP_LOAD_MODE", "layerwise")
-    rig = EngineRig(url, model)
-    if way == "ring":
-        array: Any = np.zeros(rig.pages.shape, dtype=np.uint8)
-        rig.pages = array
-        rig.tensor = FakeTensor(array.view(np.float32).reshape(rig.tensor.array.shape))
-    return rig.register()
-
-
-@pytest.fixture
-def copying(own_server: ServerProcess) -> Iterator[Callable[[], bool]]:
-    """Says whether the server has a copy in flight."""
-    with engaged(own_server, make_namespace(model="watcher")) as watcher:
-        yield lambda: stats(watcher)["copies_in_flight"] > 0
 
 
 def nothing_is_given_back(rig: EngineRig, request_id: int, stretch_s: float = 0.3) -> None:
@@ -62,9 +38,8 @@ def test_b09_held_until_the_copy_ended(
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
-    model = write_model(tmp_path / "m")
-    rig = make_rig(way, own_server.url, model, monkeypatch)
-    rig.run_saved(tokens(9, seed=1))  # the pool is mapped and an extent is there
+    saving = SavingRig(way, own_server, tmp_path, monkeypatch)
+    rig = saving.rig
     prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=2)
     with stopped_copier(own_server):
         outcome = rig.run(prompt)
@@ -75,10 +50,7 @@ def test_b09_held_until_the_copy_ended(
     rig.settle(request_id)
     rig.pages[outcome.pages] = 0xEE  # the host hands them out in the same moment
     assert rig.worker.counters().get("ring_lots_lent", 0) == 0
-    rig.close()
-    second = make_rig(way, own_server.url, model, monkeypatch)
-    assert second.run(prompt).offered == NUM_BLOCKS * SIZE
-    second.close()
+    assert saving.offered(prompt) == [NUM_BLOCKS]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -90,15 +62,13 @@ def test_b09_finished_while_it_is_copied(
     way: str,
 ) -> None:
     """All of it was sent, and nothing is left to be sent: the copy itself keeps the pages."""
-    model = write_model(tmp_path / "m")
-    rig = make_rig(way, own_server.url, model, monkeypatch)
-    rig.run_saved(tokens(9, seed=1))
+    saving = SavingRig(way, own_server, tmp_path, monkeypatch)
+    rig = saving.rig
     prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=6)
     with stopped_copier(own_server):
-        request, _, pages = rig.begin(prompt)
-        report = Report(request.request_id, prompt, pages, 0, len(prompt))
-        rig.iterate(Output([report]), forward=lambda: rig.fill(prompt, pages, 0))
-        rig.iterate(Output([], [Report(request.request_id, [], [], len(prompt) - 1, 1)]))
+        pages = rig.hand_out(NUM_BLOCKS + 1)
+        request = saving.begin(prompt, pages)
+        saving.decode(request, prompt)
         assert wait_until(copying)
         request.tokens.append(1)
         assert rig.scheduler.request_finished(request, pages) is True
@@ -106,10 +76,7 @@ def test_b09_finished_while_it_is_copied(
         nothing_is_given_back(rig, request.request_id)
     rig.settle(request.request_id)
     rig.pages[pages] = 0xEE
-    rig.close()
-    second = make_rig(way, own_server.url, model, monkeypatch)
-    assert second.run(prompt).offered == NUM_BLOCKS * SIZE
-    second.close()
+    assert saving.offered(prompt) == [NUM_BLOCKS]
 
 
 class HeldStream(Stream):
@@ -149,31 +116,19 @@ def test_b09_preempted_while_copied_and_refilled_at_once(
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
-    model = write_model(tmp_path / "m")
-    rig = make_rig(way, own_server.url, model, monkeypatch)
-    rig.run_saved(tokens(9, seed=1))
+    saving = SavingRig(way, own_server, tmp_path, monkeypatch)
+    rig = saving.rig
     prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=4)
     with stopped_copier(own_server):
-        request, _, pages = rig.begin(prompt)
-        report = Report(request.request_id, prompt, pages, 0, len(prompt))
-        rig.iterate(Output([report]), forward=lambda: rig.fill(prompt, pages, 0))
-        alive = Report(request.request_id, [], [], len(prompt) - 1, 1)
-        rig.iterate(Output([], [alive]))
+        pages = rig.hand_out(NUM_BLOCKS + 1)
+        saving.decode(saving.begin(prompt, pages), prompt)
         assert wait_until(copying)
         other = tokens(len(pages) * SIZE, seed=5)
-        thief = FakeRequest(rig.next_id, other)
-        rig.next_id += 1
-        rig.query(thief)
-        rig.scheduler.update_state_after_alloc(thief, pages)
-        taken = Report(thief.request_id, other, pages, 0, len(other))
-        rig.iterate(Output([taken]), forward=lambda: rig.fill(other, pages, 0))
+        saving.begin(other, pages)
     assert wait_until(lambda: not copying())
     assert wait_until(lambda: withdrawn(rig))
-    rig.close()
-    second = make_rig(way, own_server.url, model, monkeypatch)
-    assert second.run(prompt).offered == 0  # absent: its pages were another's before the COMMIT
-    second.run(other)  # its bytes or none; each page that is loaded is checked
-    second.close()
+    # Absent: its pages were another's before the COMMIT. Of the other its own bytes, or none.
+    assert saving.offered(prompt, other)[0] == 0
 
 
 def withdrawn(rig: EngineRig) -> bool:

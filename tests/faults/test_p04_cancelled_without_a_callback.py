@@ -4,44 +4,18 @@ copied. Nothing of it is committed, on any way out of the pool, and no ring slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.adapter.enginerig import SIZE, EngineRig, write_model
-from tests.adapter.hostlike import FakeRequest, Output, Report, tokens
-from tests.faults.bystander import engaged, stats
-from tests.faults.test_b09_pages_freed_while_saved import WAYS, make_rig
+from tests.adapter.enginerig import SIZE
+from tests.adapter.hostlike import tokens
+from tests.faults.savingrig import WAYS, SavingRig
 from tests.faults.test_b25_copies_hold_what_they_touch import stopped_copier
-from tests.wire.client import make_namespace
 from tests.wire.process import ServerProcess, wait_until
 
 NUM_BLOCKS = 12
-
-
-@pytest.fixture
-def copying(own_server: ServerProcess) -> Iterator[Callable[[], bool]]:
-    """Says whether the server has a copy in flight."""
-    with engaged(own_server, make_namespace(model="watcher")) as watcher:
-        yield lambda: stats(watcher)["copies_in_flight"] > 0
-
-
-def begin(rig: EngineRig, prompt: list[int], pages: list[int]) -> FakeRequest:
-    """Query, allocation of given pages, and the forward of the whole prompt."""
-    request = FakeRequest(rig.next_id, list(prompt))
-    rig.next_id += 1
-    assert rig.query(request) == 0
-    rig.wipe(pages)
-    rig.scheduler.update_state_after_alloc(request, pages)
-    report = Report(request.request_id, prompt, pages, 0, len(prompt))
-    rig.iterate(Output([report]), forward=lambda: rig.fill(prompt, pages, 0))
-    return request
-
-
-def decode(rig: EngineRig, request: FakeRequest, prompt: list[int]) -> None:
-    """One step under overlap: the request lives, all of its prompt is valid."""
-    rig.iterate(Output([], [Report(request.request_id, [], [], len(prompt) - 1, 1)]))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -54,33 +28,29 @@ def test_p04_refilled_while_the_copy_runs(
     way: str,
     first_taken: int,
 ) -> None:
-    model = write_model(tmp_path / "m")
-    rig = make_rig(way, own_server.url, model, monkeypatch)
-    rig.run_saved(tokens(9, seed=1))
+    saving = SavingRig(way, own_server, tmp_path, monkeypatch)
+    rig = saving.rig
     prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=2)
     pages = rig.hand_out(NUM_BLOCKS + 1)
     with stopped_copier(own_server):
-        request = begin(rig, prompt, pages)
-        decode(rig, request, prompt)
+        request = saving.begin(prompt, pages)
+        saving.decode(request, prompt)
         assert wait_until(copying)
         # Cancelled: no callback, no report; its pages are the next request's at once.
         taken = pages[first_taken:]
         num_saved = len(taken) - 1
         other = tokens(num_saved * SIZE + 1, seed=3)
-        thief = begin(rig, other, taken)
-        decode(rig, thief, other)
+        thief = saving.begin(other, taken)
+        saving.decode(thief, other)
     assert wait_until(lambda: not copying())
 
     def other_is_saved() -> bool:
-        decode(rig, thief, other)
+        saving.decode(thief, other)
         return rig.worker.counters()["chunks_saved"] == 2 + num_saved
 
     assert wait_until(other_is_saved), rig.worker.counters()
-    rig.close()
-    second = make_rig(way, own_server.url, model, monkeypatch)
-    assert second.run(prompt).offered == 0  # nobody vouched for it after the copy
-    assert second.run(other).offered == num_saved * SIZE
-    second.close()
+    # Nobody vouched for the first one after its copy.
+    assert saving.offered(prompt, other) == [0, num_saved]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -92,28 +62,24 @@ def test_p04_still_reported_when_its_pages_are_anothers(
     way: str,
 ) -> None:
     """Cancelled under overlap: a batch that was scheduled before still counts it as alive."""
-    model = write_model(tmp_path / "m")
-    rig = make_rig(way, own_server.url, model, monkeypatch)
-    rig.run_saved(tokens(9, seed=1))
+    saving = SavingRig(way, own_server, tmp_path, monkeypatch)
+    rig = saving.rig
     prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=6)
     pages = rig.hand_out(NUM_BLOCKS + 1)
     with stopped_copier(own_server):
-        request = begin(rig, prompt, pages)
-        decode(rig, request, prompt)
+        request = saving.begin(prompt, pages)
+        saving.decode(request, prompt)
         assert wait_until(copying)
-        begin(rig, tokens(len(pages[5:]) * SIZE, seed=7), pages[5:])
+        saving.begin(tokens(len(pages[5:]) * SIZE, seed=7), pages[5:])
     assert wait_until(lambda: not copying())
 
     def is_closed() -> bool:
-        decode(rig, request, prompt)
+        saving.decode(request, prompt)
         counts = rig.worker.counters()
         return counts.get("saves_withdrawn", 0) > 0 or counts["chunks_saved"] > 2
 
     assert wait_until(is_closed), rig.worker.counters()
-    rig.close()
-    second = make_rig(way, own_server.url, model, monkeypatch)
-    assert second.run(prompt).offered == 5 * SIZE  # what nobody else was given, bytes checked
-    second.close()
+    assert saving.offered(prompt) == [5]  # what nobody else was given
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -124,21 +90,17 @@ def test_p04_cancelled_before_anything_was_copied(
     way: str,
 ) -> None:
     """Named for a forward that ran, never reported again: there is no second word, so no STORE."""
-    model = write_model(tmp_path / "m")
-    rig = make_rig(way, own_server.url, model, monkeypatch)
-    rig.run_saved(tokens(9, seed=1))
+    saving = SavingRig(way, own_server, tmp_path, monkeypatch)
+    rig = saving.rig
     prompt = tokens(NUM_BLOCKS * SIZE + 1, seed=4)
     pages = rig.hand_out(NUM_BLOCKS + 1)
-    begin(rig, prompt, pages)
+    saving.begin(prompt, pages)
     other = tokens(NUM_BLOCKS * SIZE + 1, seed=5)
-    thief = begin(rig, other, pages)
+    thief = saving.begin(other, pages)
 
     def other_is_saved() -> bool:
-        decode(rig, thief, other)
+        saving.decode(thief, other)
         return rig.worker.counters()["chunks_saved"] == 2 + NUM_BLOCKS
 
     assert wait_until(other_is_saved), rig.worker.counters()
-    rig.close()
-    second = make_rig(way, own_server.url, model, monkeypatch)
-    assert second.run(prompt).offered == 0
-    second.close()
+    assert saving.offered(prompt) == [0]

@@ -7,7 +7,7 @@ then holds the other request's bytes, and must be withdrawn.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,13 +48,6 @@ class Running:
 @pytest.fixture
 def small_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTLLM_KVKEEP_HELD_PAGES_PERCENT", "5")
-
-
-@pytest.fixture
-def copying(own_server: ServerProcess) -> Iterator[Callable[[], bool]]:
-    """Says whether the server has a copy in flight."""
-    with engaged(own_server, make_namespace(model="watcher")) as watcher:
-        yield lambda: stats(watcher)["copies_in_flight"] > 0
 
 
 def recycle(rig: EngineRig, pages: list[int], seed: int) -> list[int]:
